@@ -1,7 +1,7 @@
-"""The command line: one thin file per command, one place where errors become a line and an exit code.
+"""The command line: a short module for each command, and one place that turns errors into a line and an exit code.
 
-Exit codes: 0 done; 1 problems found; 2 usage; 3 unreadable; 4 refused; 70 a bug of ours; 130 interrupted. A reader that
-closes the pipe early does not change them.
+Exit codes: 0 done; 1 problems found; 2 usage; 3 unreadable; 4 refused; 70 a bug in ckptools; 130 interrupted. A reader
+that closes the pipe early does not change them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def run() -> None:
     """Entry point of the `ckptools` command."""
-    atexit.register(Ending.leave)  # first of all, so that it is run last
+    atexit.register(Ending.leave)  # registered first, so that it runs last
     open_closed_streams()
     words = sys.argv[1:]
     if words[:1] == ["help"]:
@@ -34,13 +34,13 @@ def run() -> None:
         if done.code is None or isinstance(done.code, int):
             Ending.code = done.code or 0
         raise
-    except OSError as error:  # of the help, which no command prints
+    except OSError as error:  # while printing the help, outside of any command
         say_output_error(error)
         raise SystemExit(CkptoolsError.exit_code) from error
 
 
 def __getattr__(name: str) -> Any:
-    """Put `app`, the command line with all its commands, together when it is first asked for."""
+    """Make `app`, the command line with all its commands, on first use."""
     if name != "app":
         raise AttributeError(f"module 'ckptools.cli' has no attribute {name!r}")
     from ckptools.cli.program import program

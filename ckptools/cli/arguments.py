@@ -1,6 +1,6 @@
-"""Arguments and options that several commands have, each with its help and completion; others: `options.py`.
+"""Arguments and options of several commands, with help and completion; further options: `options.py`.
 
-What commands are called with most often, paths and flags, is not parsed; so their modules do not import this.
+A line of paths and flags only, the most frequent, is not parsed by typer, and does not import this module.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ if TYPE_CHECKING:
 
 
 MANY = 100
-"""More keys than this are completed up to their next dot only."""
+"""With more keys than this, complete only up to the next dot."""
 
 
 def complete_keys(context: typer.Context, incomplete: str) -> list[str]:
-    """The keys of the checkpoint on the command line that begin with what was typed; none where it cannot be read."""
+    """Complete a key of the checkpoint on the command line; no keys if it cannot be read."""
     path = _path(context)
     return keys_beginning(path, incomplete) if path else []
 
 
 def complete_sections(context: typer.Context, incomplete: str) -> list[str]:
-    """The kinds of sections, and the names of those in the checkpoint on the command line."""
+    """Complete a kind of section, or the name of a section of the checkpoint on the command line."""
     return sections_beginning(_path(context), incomplete)
 
 
 def complete_codes(incomplete: str) -> list[str]:
-    """The problem codes that begin with what was typed."""
+    """Complete a problem code."""
     from ckptools.model.problems import Code
 
     return [kind.code for kind in Code if kind.code.startswith(incomplete.upper())]
 
 
 def _path(context: typer.Context) -> str:
-    """The first path that a user typed; "" before there is one."""
+    """Return the first path on the command line; "" if there is none yet."""
     given = context.params.get("path") or context.params.get("a") or context.params.get("paths")
-    # A line that ends in an option without its value is not parsed: what was typed lies in `args` then.
+    # If the line ends in an option without its value, typer does not parse it and leaves all words in `args`.
     given = given or [word for word in context.args if not word.startswith("-")] or [""]
     return str(given[0] if isinstance(given, (list, tuple)) else given)
 
 
 def keys_beginning(path: str | Path, text: str) -> list[str]:
-    """Complete a key: the keys of the checkpoint at a path that begin with a text, cut at the next dot if many.
+    """List the keys of a checkpoint that begin with a text, cut at the next dot if there are many.
 
-    Reads the structure of one rank alone and never raises: a file that cannot be read has no keys, and URLs are not
-    opened, since completion must not wait for a network.
-    Names with control characters are left out, since they cannot be typed.
+    Reads the structure of one rank only and never raises: a file that cannot be read has no keys, and URLs are not
+    opened, since completion must not wait for a network. Names with control characters are left out, since they cannot
+    be typed.
     """
     from ckptools.files.opening import local_path
 
@@ -68,7 +68,7 @@ def keys_beginning(path: str | Path, text: str) -> list[str]:
 
 
 def sections_beginning(path: str | Path, text: str) -> list[str]:
-    """Complete a kind or name of a section of the checkpoint at a path; never raises."""
+    """List the kinds and names of sections of a checkpoint that begin with a text; never raises."""
     from ckptools.files.opening import local_path
     from ckptools.keys.entries import KINDS
 
@@ -98,7 +98,7 @@ def _cut(names: Iterable[str], text: str) -> set[str]:
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
-# readable=False everywhere: what cannot be read is our own line with exit code 3, not typer's usage error.
+# readable=False everywhere: ckptools reports unreadable paths itself, with exit code 3 in place of typer's 2.
 CheckpointPaths = Annotated[
     list[str],
     typer.Argument(

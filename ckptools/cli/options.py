@@ -1,7 +1,7 @@
-"""The options that several commands have, as records: each is declared, explained and given its default once.
+"""Options of several commands, as dataclasses: each option is declared, explained and given its default once.
 
-Opening a checkpoint, choosing among its keys and rows, the form of the answer, and what is printed beside it. A
-parameter of a command that is annotated with a record stands for all its fields; typer and a user see them flat.
+They concern opening a checkpoint, selecting keys and rows, the form of the output, and messages beside it. A command's
+parameter annotated with such a dataclass stands for all its fields; for typer and the user, options are flat.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 Record = TypeVar("Record")
 
-# -- records -----------------------------------------------------------------------------------------------------------
+# -- dataclasses of options --------------------------------------------------------------------------------------------
 
 
 def records_of(command: Callable[..., None]) -> dict[str, type]:
-    """The parameters of a command that stand for records, each with the class that its annotation names."""
+    """Find the parameters of a command that are dataclasses of options, by name."""
     named = {name: command.__globals__.get(text) for name, text in command.__annotations__.items()}
     return {name: record for name, record in named.items() if is_dataclass(record) and isinstance(record, type)}
 
 
 def call(command: Callable[..., None], given: Mapping[str, Any]) -> None:
-    """Call a command with flat options: those of its records are put into records."""
+    """Call a command with flat options, grouped into its dataclasses of options."""
     own = {name: given[name] for name in signature(command).parameters if name in given}
     command(**own, **{name: fill(record, given) for name, record in records_of(command).items()})
 
 
 def fill(record: type[Record], given: Mapping[str, Any]) -> Record:
-    """Make a record, and those inside it, from flat options; names in `given` that it lacks are left."""
+    """Make a dataclass of options, and those inside it, from flat options; ignore other names in `given`."""
     found: dict[str, Any] = {}
     for known in fields(record):  # type: ignore[arg-type]
         if is_dataclass(known.default_factory):
@@ -48,7 +48,7 @@ def fill(record: type[Record], given: Mapping[str, Any]) -> Record:
 
 
 def flags_of(command: Callable[..., None]) -> dict[str, str]:
-    """Every spelling of a flag of a command that is off unless it is given, with the option that it sets."""
+    """Map every spelling of a command's boolean flags to the option that it sets."""
     found = {flag(name): name for name, known in signature(command).parameters.items() if known.default is False}
     for record in (*records_of(command).values(), OutputOptions):
         off = [known for known in fields(record) if known.default is False]
@@ -57,12 +57,12 @@ def flags_of(command: Callable[..., None]) -> dict[str, str]:
 
 
 def spellings(known: Field[Any]) -> list[str]:
-    """The spellings of the option that a field of a record is."""
+    """List the spellings of the option for a field."""
     return str(known.metadata["flag"] or flag(known.name)).split()
 
 
 def flag(name: str) -> str:
-    """The usual spelling of an option: `--all-ranks` of `all_ranks`."""
+    """Spell an option as usual: `--all-ranks` for `all_ranks`."""
     return "--" + name.replace("_", "-")
 
 
@@ -71,7 +71,7 @@ def flag(name: str) -> str:
 
 @dataclass(frozen=True)
 class OpeningOptions:
-    """Options of opening a checkpoint, by any command."""
+    """Options for opening a checkpoint, of every command."""
 
     ranks: str | None = option(
         None,
@@ -101,13 +101,13 @@ class OpeningOptions:
 
 @dataclass(frozen=True)
 class RunOptions(OpeningOptions):
-    """Options of opening each checkpoint of a run; those that go with one checkpoint are refused, and in no help."""
+    """Options for opening each checkpoint of a run; options for a single checkpoint are hidden and refused."""
 
     ranks: str | None = option(None, "The names of one checkpoint's rank files.", hidden=True)
     only_this_file: bool = option(False, "One file of one checkpoint.", hidden=True)
 
     def of_run(self, command: str) -> dict[str, Any]:
-        """How each checkpoint of a run is opened; options that go with one checkpoint alone are refused."""
+        """Return the arguments to open each checkpoint of a run, refusing options for a single checkpoint."""
         for word, given in (("--ranks", self.ranks is not None), ("--only-this-file", self.only_this_file)):
             if given:
                 raise UsageError(None, f"{word} goes with one checkpoint; {command} looks for those of a run by itself")
@@ -119,7 +119,7 @@ class RunOptions(OpeningOptions):
 
 @dataclass(frozen=True)
 class SelectionOptions:
-    """Which keys of a checkpoint are looked at."""
+    """Options that select keys of a checkpoint."""
 
     filter: list[str] | None = option(
         None,
@@ -136,7 +136,7 @@ class SelectionOptions:
 
     @property
     def selection(self) -> Selection:
-        """The selection in the form that the rooms below take."""
+        """Make the `Selection` that features take."""
         from ckptools.keys.entries import Selection
 
         return Selection.given(self.filter, self.exclude, self.section)
@@ -144,7 +144,7 @@ class SelectionOptions:
 
 @dataclass(frozen=True)
 class RowOptions:
-    """Which rows of a table are shown, and in which order."""
+    """Options that select and sort the rows of a table."""
 
     sort: str | None = option(
         None,
@@ -158,12 +158,12 @@ class RowOptions:
             raise UsageError(None, f"--limit {self.limit}: 0 is for all")
 
 
-# -- answers -----------------------------------------------------------------------------------------------------------
+# -- output ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class TableOptions:
-    """The form in which an answer is printed that is more than its rows."""
+    """Options for the output of a record that is more than rows."""
 
     json: bool = option(False, "Print one JSON object for other programs.")
     jsonl = False
@@ -172,7 +172,7 @@ class TableOptions:
     )
 
     def __post_init__(self) -> None:
-        """Refuse two forms, and a table that nothing makes, before anything is read."""
+        """Refuse two forms at once, and an unknown table format, before anything is read."""
         if self.json + self.jsonl + (self.table_format is not None) > 1:
             raise UsageError(None, "--json, --jsonl and --table-format are forms of one answer: give one of them")
         if self.table_format is not None:
@@ -182,20 +182,20 @@ class TableOptions:
 
     @property
     def is_text(self) -> bool:
-        """Whether the answer is printed in full, as text that is cut to the screen."""
+        """Whether the output is text that fits the screen."""
         return not (self.json or self.jsonl or self.table_format)
 
 
 @dataclass(frozen=True)
 class AnswerOptions(TableOptions):
-    """The form in which an answer of rows is printed."""
+    """Options for the output of a record that consists of rows."""
 
     jsonl: bool = option(False, "Print one JSON object per row, each on its line.")
 
 
 @dataclass(frozen=True)
 class EventOptions(AnswerOptions):
-    """The form in which the events of a watch are printed."""
+    """Options for the output of the events of a watch."""
 
     json: bool = option(False, "With --once: print one JSON object for other programs.")
     table_format: str | None = option(None, "A table cannot grow with each event.", hidden=True)
@@ -207,7 +207,7 @@ Color = Literal["auto", "always", "never"]
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """How much any command prints beside its answer, and whether in colour."""
+    """Options of every command for messages beside its output, and for colour."""
 
     quiet: bool = option(False, "Say nothing but the answer, and errors.", flag="--quiet -q")
     verbose: bool = option(False, "Say also what was read, and how long it took.", flag="--verbose -v")

@@ -1,4 +1,4 @@
-"""Printing: a command's output on stdout, errors, warnings and remarks on stderr; flushed at the end of the process."""
+"""Print the output of a command on stdout, and errors, warnings and remarks on stderr; end the process quickly."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 class Printing:
-    """How much this process prints, and whether in colour; set from `OutputOptions`.
+    """Which messages this process prints, and whether in colour; set from `OutputOptions`.
 
-    `silent` is for nothing at all: another rank speaks for this one.
+    If `silent`, it prints nothing: another rank prints for it.
     """
 
     quiet = verbose = debug = silent = False
@@ -38,7 +38,7 @@ class Printing:
 
 
 def in_color(stream: TextIO) -> bool:
-    """Whether what is printed on a stream has colour: where it is a terminal that has any, unless the user says."""
+    """Whether to print colours on a stream: only on a terminal with colours, unless the user decides."""
     if Printing.color != "auto":
         return Printing.color == "always"
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
@@ -49,7 +49,7 @@ def in_color(stream: TextIO) -> bool:
 def show(text: str) -> None:
     """Print to stdout.
 
-    A reader that closed the pipe, as `| head` does, changes no exit code: that is the verdict.
+    If the reader has closed the pipe, as `| head` does, the exit code still is the verdict.
     """
     if Printing.silent:
         return
@@ -61,18 +61,18 @@ def show(text: str) -> None:
 
 
 def discard_stdout() -> None:
-    """Let everything that is still printed go nowhere, so that Python does not complain while it shuts down."""
+    """Discard everything that is still printed, so that Python does not complain while it shuts down."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def say_output_error(error: OSError) -> None:
-    """Say that the output of the command itself cannot be written, and write no more of it."""
+    """Report that the output of the command cannot be written, and stop writing it."""
     say(f"error: {error.filename or 'standard output'}: {(error.strerror or str(error)).lower()}")
     discard_stdout()
 
 
 def open_closed_streams() -> None:
-    """Open what the caller has closed (`>&-`) to nowhere; the next file to be opened would take its place."""
+    """Open standard streams that the caller has closed (`>&-`) to the null device, before a file gets their number."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             number = os.open(os.devnull, os.O_RDWR)
@@ -81,19 +81,19 @@ def open_closed_streams() -> None:
 
 
 def remark_private(left_out: int) -> None:
-    """Say how many private values were left out, and how to see them."""
+    """Say how many values named `_...` were left out, and how to see them."""
     if left_out:
         remark(f"{plural(left_out, 'private value')} not shown: --private")
 
 
 def remark(text: str) -> None:
-    """Print lines on stderr, which are no part of the output; none where the user wants quiet."""
+    """Print lines on stderr that are not part of the output; nothing with `--quiet`."""
     if not Printing.quiet:
         _complain(text)
 
 
 def say_rendered(lines: Iterable[str]) -> None:
-    """Print lines on stderr that were made printable before they got their colours."""
+    """Print lines on stderr that are already printable and coloured."""
     for line in lines:
         with contextlib.suppress(OSError):
             _complain(line)
@@ -107,11 +107,11 @@ def _complain(text: str) -> None:
 
 
 def say(message: str, mark: Mark = "") -> None:
-    """Print one line on stderr, with everything in it that a terminal could act on made visible.
+    """Print one line on stderr, with control characters made visible.
 
-    `mark` is that of the line; without one, an error or a warning has its own.
+    `mark` colours the line; without it, the first words of errors and warnings do.
     """
-    # Where stderr cannot be written, the exit code still says it.
+    # If stderr cannot be written, the exit code still tells the result.
     with contextlib.suppress(OSError):
         text, color = printable(message), in_color(sys.stderr)
         word, colon, rest = text.partition(":")
@@ -120,11 +120,11 @@ def say(message: str, mark: Mark = "") -> None:
 
 
 ROWS = 40
-"""Rows of a table on a terminal."""
+"""Most rows of a table on a terminal."""
 
 
 def screen(stream: TextIO | None = None) -> Screen:
-    """Cut to the terminal that a stream leads to, stdout where none is given, and not at all in a pipe."""
+    """Describe the terminal behind a stream, stdout by default; a pipe has no limits."""
     to = stream or sys.stdout
     if not to.isatty():
         return PIPE._replace(color=in_color(to))
@@ -134,12 +134,12 @@ def screen(stream: TextIO | None = None) -> Screen:
 
 
 class Ending:
-    """The end of the process: at once, which takes a tenth less of an inspect than to take its objects apart.
+    """Ends the process at once, without destroying its objects, which would take a tenth of an `inspect`.
 
     Attributes:
-        code: its exit code, when that is known; None where Python has more to say, such as a traceback.
-        with_torch: end at once with torch imported too: gloo's threads may wait for Python's lock, and it for them.
-            Otherwise torch's threads, and what a user's code in `ckptools shell` has open, end as they always do.
+        code: exit code, if known; None if Python still has to print, such as a traceback.
+        with_torch: end at once even with torch imported, as gloo's threads and Python may wait for each other.
+            Otherwise torch's threads, and open files of a user's code in `ckptools shell`, end as usual.
     """
 
     code: int | None = None
@@ -147,7 +147,7 @@ class Ending:
 
     @classmethod
     def leave(cls) -> None:
-        """Flush what was printed, and end."""
+        """Flush the output, and end the process."""
         if cls.code is None or ("torch" in sys.modules and not cls.with_torch):
             return
         for stream in (sys.stdout, sys.stderr):
@@ -156,22 +156,22 @@ class Ending:
         os._exit(cls.code)
 
 
-# -- progress of long work on stderr: one line that is redrawn on a terminal, a line every ten seconds elsewhere -------
+# -- progress on stderr: one line that is redrawn on a terminal, elsewhere a line every ten seconds --------------------
 
 
 TERMINAL_SECONDS = 0.2
 LOG_SECONDS = 10.0
 SECONDS_FOR_A_RATE = 5.0
 SHARE_FOR_A_RATE = 0.02
-"""Before so much has passed and is done, the time that is left would be a guess."""
+"""Smallest part of the work after which the remaining time is estimated."""
 
 
 class Line:
-    """A line on stderr that says how far something is; it goes when the `with` ends, so that an error has its own."""
+    """A progress line on stderr; it is erased when the `with` block ends, before an error is printed."""
 
     def __init__(self) -> None:
         self.shown = False
-        # A terminal that cannot erase a line gets one every ten seconds.
+        # A terminal that cannot erase a line is treated as a file: a line every ten seconds.
         self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._started = self._last = time.monotonic()
 
@@ -186,11 +186,11 @@ class Line:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since the start."""
         return self._last - self._started
 
     def print(self, line: str, name: str) -> None:
-        """Show how far it is; on a terminal also what it is at."""
+        """Show the progress; on a terminal, also the name of the current item."""
         if self._terminal:
             sys.stderr.write(f"\r\x1b[K{line}  {clip_middle(printable(name), 40)}")
         else:
@@ -209,7 +209,7 @@ class Line:
 
 
 class ProgressLine(Line):
-    """Counts bytes and says how many there are to go; of several ranks, those that this one does. 0 is for unknown."""
+    """Counts bytes and shows the remaining ones; with several ranks, those of this rank. `total` 0 means unknown."""
 
     def __init__(self, total: int = 0) -> None:
         super().__init__()
@@ -218,7 +218,7 @@ class ProgressLine(Line):
         self._lock = Lock()
 
     def expect(self, total: int) -> None:
-        """Set how many bytes there will be."""
+        """Set the expected number of bytes."""
         from ckptools.cluster.team import current
 
         self._ranks = current().world_size
@@ -233,7 +233,7 @@ class ProgressLine(Line):
                 self.print(self._share() + who, fqn)
 
     def _share(self) -> str:
-        """The share that is done, or the bytes read if the total is unknown."""
+        """Percentage done, or the bytes read if the total is unknown."""
         if not self.total:
             return f"{size(self._done)} read"
         percent = min(100, 100 * self._done // self.total)  # tied weights are read back twice
@@ -241,14 +241,14 @@ class ProgressLine(Line):
         return f"{percent:3d}%  {size(self._done)} of {size(self.total)}  {rate}{self._left()}"
 
     def _left(self) -> str:
-        """The time that the rest takes at this rate, once there is a rate."""
+        """Estimated remaining time, once there is a rate."""
         if self.seconds < SECONDS_FOR_A_RATE or not self.total * SHARE_FOR_A_RATE < self._done < self.total:
             return ""
         return f"  {duration(self.seconds * (self.total - self._done) / self._done)} left"
 
 
 class CountLine(Line):
-    """Counts what is done one by one: a run may have hundreds of checkpoints, and of a thousand files."""
+    """Counts items as they are done, such as files or checkpoints."""
 
     def __init__(self, done: str, noun: str) -> None:
         super().__init__()
@@ -256,13 +256,13 @@ class CountLine(Line):
         self._count = 0
 
     def __call__(self, path: Path) -> None:
-        """Count the one at a path."""
+        """Count the item at a path."""
         self._count += 1
         if self.due():
             self.print(f"{self._words} {plural(self._count, self._noun)}", path.name)
 
 
-# -- how a command opens what it was given, and prints the record that it found in the form that was asked for ---------
+# -- how commands open checkpoints and print records -------------------------------------------------------------------
 
 
 Row = TypeVar("Row")
@@ -275,7 +275,7 @@ def opened(
     read: Reader | None = None,
     every_item: bool = True,
 ) -> Checkpoint:
-    """Open a checkpoint as `open_checkpoint` does, and say how far it is; `read` replaces the inert reader."""
+    """Open a checkpoint as `open_checkpoint` does, showing progress; `read` replaces the inert reader."""
     from ckptools.formats.open import open_checkpoint
     from ckptools.training_state import modules
 
@@ -295,17 +295,17 @@ def opened(
                 raise
             from ckptools.display.next_command import quoted
 
-            # The other ranks' files may be sound, and an earlier checkpoint whole.
+            # Other ranks' files may be undamaged, and an earlier checkpoint whole.
             around = f"what else is here: ckptools doctor {quoted(paths)}"
             raise ReadError(
                 error.path, f"{error.reason}; copy it again, unless its save died; {around}", error.kind
             ) from error
-    # What opens it again, such as for another rank, has no line to draw on: this one has been erased.
+    # Remove the callback: the progress line no longer exists when the checkpoint is opened again, as for other ranks.
     return replace(found, options=found.options and replace(found.options, on_file=None))
 
 
 def arranged(rows: Rows[Row], how: RowOptions) -> Rows[Row]:
-    """The rows that are shown, in the order that was asked for: by names from a to z, by numbers from the largest.
+    """Sort and limit rows as the options say: names from a to z, numbers from the largest.
 
     Raises:
         UsageError: the rows have no such column.
@@ -328,10 +328,10 @@ def show_answer(
     text: Callable[[Any, Screen], str],
     limit: int | None = None,
 ) -> None:
-    """Print an answer in the form that was asked for.
+    """Print a record in the form that the options ask for.
 
-    `command` is also the name of its schema; of its `rows` there are `--jsonl` and
-    `--table-format`; `text` makes the answer a text that is cut to a screen, of which `limit` replaces the rows.
+    `command` also names its JSON schema; `rows` are printed by `--jsonl` and `--table-format`; `text` renders the
+    record for a screen, with at most `limit` rows if given.
     """
     if form.json:
         from ckptools.display.record_json import answer_json
@@ -353,10 +353,10 @@ def show_answer(
 
 @contextmanager
 def answered_in_json(wanted: bool, schema: str, verdict: str, paths: Sequence[str]) -> Iterator[None]:
-    """Print an object also when nothing can be opened, if JSON is wanted; the error goes on to its line on stderr.
+    """With `--json`, also print an object if nothing can be opened; the error still goes to stderr.
 
-    `verdict` is the key that says whether all is well: false for what cannot be read, null where nothing was looked at;
-    "" where the object of this schema has none.
+    `verdict` is the key that says whether all is well: false for an unreadable checkpoint, null if nothing was opened;
+    "" if the schema has no such key.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""The command line as typer sees it, put together from the functions of its commands."""
+"""The command line as typer sees it, built from the functions of the commands."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ckptools.cli.versions import version_line
 from ckptools.model.problems import grouped
 
 MAX_HELP = 200
-"""Characters of the summary of a command; its first line is shorter."""
+"""Longest summary of a command in characters; longer than every first line."""
 
 
 class GroupedCommands(typer.core.TyperGroup):
-    """Lists commands by their `rich_help_panel`, each under its heading, which typer does with rich alone."""
+    """Lists commands in `--help` under the heading of their group, which typer itself does only with rich."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the groups in the order of their first commands, with all summaries below each other."""
+        """Write the groups in the order of their first commands, with aligned summaries."""
         width = max(map(len, self.commands))
         listed: Iterable[tuple[str, Any]] = self.commands.items()
         for title, commands in grouped(listed, lambda item: item[1].rich_help_panel).items():
@@ -36,7 +36,7 @@ class GroupedCommands(typer.core.TyperGroup):
 
 
 def program(help: str, functions: Iterable[Callable[..., None]], groups: Mapping[str, Iterable[str]]) -> typer.Typer:
-    """Return the command line with these commands, each called as its function; `groups` has the names in each."""
+    """Make a typer application with these commands, named after their functions; `groups` maps headings to names."""
     panels = {name: title for title, names in groups.items() for name in names}
     made = typer.Typer(
         name="ckptools",
@@ -47,7 +47,7 @@ def program(help: str, functions: Iterable[Callable[..., None]], groups: Mapping
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
     )
-    made.callback()(_before_any)  # without it, a single command would not be called by its name
+    made.callback()(_before_any)  # without it, typer would not expect the name of a single command
     for function in functions:
         name = function.__name__
         made.command(no_args_is_help=name not in ("explain", "formats"), rich_help_panel=panels[name])(
@@ -57,7 +57,7 @@ def program(help: str, functions: Iterable[Callable[..., None]], groups: Mapping
 
 
 def only_listed(name: str, known: tuple[str, str]) -> Callable[..., None]:
-    """A command for the list of all, which needs its name and summary alone; to import its module takes time."""
+    """Make a command for the list in `--help`, from name and summary, without importing its module."""
 
     def command() -> None: ...
 
@@ -83,13 +83,13 @@ def _before_any(
     ] = False,
     local_rank: Annotated[int | None, typer.Option("--local-rank", "--local_rank", hidden=True)] = None,
 ) -> None:
-    """Take what `python -m torch.distributed.launch` puts between the name of a module and its arguments."""
+    """Accept `--local-rank`, which `python -m torch.distributed.launch` puts before the arguments."""
     if local_rank is not None:
         os.environ.setdefault("LOCAL_RANK", str(local_rank))
 
 
 def _flattened(function: Callable[..., None]) -> Callable[..., None]:
-    """A command as typer takes it: with an option for each field of its records, and those that all commands have."""
+    """Make a function with flat options for typer: one for each field of its dataclasses, and those of all commands."""
 
     @functools.wraps(function)
     def command(**given: Any) -> None:
@@ -102,7 +102,7 @@ def _flattened(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def flat_parameters(command: Callable[..., None]) -> Iterator[inspect.Parameter]:
-    """Yield a parameter per option of a command, as typer takes it."""
+    """Yield a parameter for each option of a command, as typer expects it."""
     hints = get_type_hints(command, {**vars(arguments), **command.__globals__}, include_extras=True)
     records = records_of(command)
     for name, parameter in inspect.signature(command).parameters.items():
@@ -113,7 +113,7 @@ def flat_parameters(command: Callable[..., None]) -> Iterator[inspect.Parameter]
 
 
 def parameters(record: type) -> Iterator[inspect.Parameter]:
-    """Yield a keyword parameter for typer per field made by `option`; a field that is a record brings its own."""
+    """Yield a keyword parameter for each field made by `option`, also of dataclasses inside."""
     hints = get_type_hints(record)
     for field in fields(record):
         if is_dataclass(hints[field.name]):
@@ -129,7 +129,7 @@ def _parameter(field: Field[Any], kind: Any) -> inspect.Parameter:
     description = {name: field.metadata[name] for name in ("help", "hidden", "metavar")}
     complete = {"keys": arguments.complete_keys, "sections": arguments.complete_sections}
     completing = complete.get(field.metadata["completed"])
-    # A path that cannot be read is our own line with exit code 3, not typer's usage error.
+    # ckptools reports unreadable paths itself, with exit code 3 in place of typer's 2.
     option = typer.Option(*words, readable=False, autocompletion=completing, **description)
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[kind, option]

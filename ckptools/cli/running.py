@@ -1,4 +1,4 @@
-"""The way that any command is run: its options of output, its other ranks, its errors, its cost."""
+"""Run any command: set its output options, join its other ranks, and report its errors and its cost."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ BUG_EXIT = 70
 INTERRUPTED_EXIT = 130
 
 LIBRARIES = ("torch", "numpy", "safetensors", "tabulate")
-"""What `pip install --no-deps` leaves out, and some commands do without."""
+"""Libraries that `pip install --no-deps` leaves out, and some commands do not need."""
 
 MAX_LINE = 1000
-"""Characters of a line of an error; names from files have any number."""
+"""Longest line of an error in characters; a name in a file may have any length."""
 
 
 def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a command whose options are flat, and whose every error is a line on stderr and the right exit code."""
+    """Return a command with flat options that turns every error into a line on stderr and an exit code."""
 
     @functools.wraps(function)
     def command(**given: Any) -> None:
@@ -46,11 +46,11 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
             say(str(interrupt) or "interrupted; nothing was left behind")
             raise SystemExit(INTERRUPTED_EXIT) from None
         except BrokenPipeError:
-            # Only what the user's code prints in a shell comes here; ending it is what its reader wanted.
+            # Only output of the user's code in a shell gets here; its reader closed the pipe.
             discard_stdout()
             raise SystemExit(0) from None
         except OSError as error:
-            # What a format or writer meets is a CkptoolsError by now; this is the output of the command itself.
+            # Formats and writers raise CkptoolsError; an OSError is about the output of the command itself.
             say_output_error(error)
             raise SystemExit(CkptoolsError.exit_code) from error
         except Exception as error:
@@ -66,7 +66,7 @@ def one_line_errors(function: Callable[..., None]) -> Callable[..., None]:
 def _say_error(error: CkptoolsError) -> None:
     """Print an error in a line, and below it the causes behind its problems.
 
-    The middle goes of what is too long: a line begins with the file and ends with what to do.
+    A long line is cut in its middle, as it begins with the file and ends with advice.
     """
     said = clip_middle(str(error), MAX_LINE)
     say(f"error: {said}")
@@ -90,20 +90,20 @@ def _say_bug(error: Exception) -> None:
 
 
 def _say_warning(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
-    """Print our own warnings as a line, and drop those of other packages."""
+    """Print a warning of ckptools as a line, and drop warnings of other packages."""
     if category.__module__.startswith("ckptools"):
         say(f"warning: {message}")
 
 
 SHARED = ("consolidate", "verify", "stats", "diff")
-"""Commands whose work ranks share; of any other, each rank does it all."""
+"""Commands whose work is shared among ranks; for other commands, each rank does all the work."""
 
 
 @contextmanager
 def with_other_ranks(command: str, given: dict[str, Any]) -> Iterator[None]:
     """Share a command's work with all ranks that were started with this one; alone if there are none.
 
-    The options in `given` get the threads that are this rank's on its machine.
+    `given["jobs"]` is set to this rank's share of the machine's cores.
     """
     if command not in SHARED or not is_a_rank():
         yield
@@ -130,12 +130,12 @@ def with_other_ranks(command: str, given: dict[str, Any]) -> Iterator[None]:
         Printing.silent = ranks is not None and not ranks.speaks
         raise
     except Exception:
-        Printing.silent = False  # every rank prints a bug of ours that it meets
+        Printing.silent = False  # every rank reports bugs of ckptools
         raise
 
 
 def is_a_rank() -> bool:
-    """Whether a launcher has started this process as a rank; most commands are started by none."""
+    """Whether a launcher has started this process as a rank."""
     from ckptools.cluster.environment import starter_of
 
     return starter_of(os.environ) is not None
@@ -143,7 +143,7 @@ def is_a_rank() -> bool:
 
 @contextmanager
 def measured() -> Iterator[None]:
-    """Say what the command that is run within this cost, once it is done."""
+    """Report the time, memory and bytes read of the command run within the block."""
     started, used = time.perf_counter(), time.process_time()
     try:
         yield
@@ -151,15 +151,15 @@ def measured() -> Iterator[None]:
         wall, cpu = time.perf_counter() - started, time.process_time() - used
         from ckptools.files.opening import File
 
-        # Not what other processes read for this one.
+        # Bytes read by other processes are not counted.
         read = f"{size(File.total_read)} read from files"
         remark(f"took {duration(wall)}, {duration(cpu)} of CPU{_memory()}; {read}")
 
 
 def _memory() -> str:
-    """The most memory that this process had, if the system knows."""
+    """Peak memory of this process, in words, if the system tells it."""
     try:
-        # Not getrusage on Linux: its figure begins with the memory of the process that started this one.
+        # On Linux, getrusage would include the memory of the process that started this one.
         found = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
         nbytes = int(found[1]) * 1024 if found else 0
     except OSError:
@@ -168,11 +168,11 @@ def _memory() -> str:
 
 
 def _peak_by_getrusage() -> int:
-    """Bytes; 0 on Windows, which has no getrusage."""
+    """Peak memory in bytes; 0 on Windows, which has no getrusage."""
     try:
         import resource
     except ImportError:
         return 0
-    # In bytes on macOS, in kilobytes elsewhere. Source: getrusage(2) of each.
+    # macOS counts bytes, other systems kilobytes. Source: getrusage(2) of each.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,7 +1,7 @@
-"""The list of commands, and how the one that is called is started.
+"""The list of commands, and how one of them is started.
 
-To import typer takes five times as long as to start Python. So a line of nothing but paths and flags, as most are, is
-not parsed by it.
+Importing typer takes five times as long as starting Python, so a command line of paths and flags only, as most are, is
+parsed without it.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "formats": ("List the formats that are read and written.", ""),
     },
 }
-"""Every command by what it is for, in the order in which `--help` has them: the first line of its docstring, and the
-parameters that it takes by position, `*` behind one that repeats, or "" to leave them to typer."""
+"""Every command by its group, in the order of `--help`: the first line of its docstring, and its positional parameters,
+with `*` after a repeated one; "" if typer has to parse them."""
 
 COMMANDS = {name: known for group in GROUPS.values() for name, known in group.items()}
 HELP = "Open, check and consolidate distributed PyTorch checkpoints offline."
 
 
 def start(words: Sequence[str]) -> None:
-    """Do what the words of a command line say; a polite kill ends it as Ctrl-C does, so that nothing is left behind."""
+    """Run a command line; SIGTERM ends it as Ctrl-C does, so that no temporary files are left behind."""
     if "--version" in words and {*words} <= {"--version", "-v", "--verbose"}:
         from ckptools.cli.versions import version_line, version_report
 
@@ -76,17 +76,17 @@ def start(words: Sequence[str]) -> None:
 
 
 def function_of(name: str) -> Callable[..., None]:
-    """Import the function of a command, and no other."""
+    """Import only the function of this command."""
     function: Callable[..., None] = getattr(import_module(f"ckptools.cli.commands.{name}"), name)
     return function
 
 
 def plain_arguments(name: str, words: Sequence[str]) -> dict[str, Any] | None:
-    """The arguments of a command by parameter; None if typer has to parse them."""
+    """Parse the arguments of a command into parameters; None if typer has to parse them."""
     names = COMMANDS[name][1]
     first, repeats = names.removesuffix("*").split(), names.endswith("*")
     values, options = [w for w in words if w[:1] != "-"], [w for w in words if w[:1] == "-"]
-    # On Windows, typer finds what a `*` in a path stands for.
+    # On Windows, typer expands a `*` in a path.
     if not first or len(values) < len(first) or (len(values) > len(first) and not repeats) or os.name == "nt":
         return None
     from ckptools.cli.options import flags_of

@@ -1,4 +1,4 @@
-"""What `--version` prints, and with `-v` what a bug report needs besides."""
+"""Print `--version`, and with `-v` further facts for a bug report."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ OTHERS = (
 
 
 def version_line() -> str:
-    """The versions of ckptools, Python and the libraries that matter most, in one line."""
+    """List the versions of ckptools, Python and the most important libraries in one line."""
     return ", ".join([f"ckptools {__version__}", f"Python {platform.python_version()}", *_installed(MAIN)])
 
 
 def version_report() -> str:
-    """Versions, machine, terminal and settings, a line each; nothing in it says who or where you are."""
+    """List versions, machine, terminal and settings, a line each; nothing in it identifies the user or the machine."""
     machine = " ".join((platform.system(), platform.release(), platform.machine(), *platform.libc_ver())).rstrip()
     stream = f"{sys.stdout.encoding}, {'a terminal' if sys.stdout.isatty() else 'no terminal'}"
     settings = sorted(

@@ -1,1 +1,1 @@
-"""One thin file per command: its arguments, what it asks, and what it prints."""
+"""A short module for each command: its arguments, the call that makes its record, and the output."""

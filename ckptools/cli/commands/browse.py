@@ -1,4 +1,4 @@
-"""`ckptools browse`: look around in a checkpoint, in the terminal."""
+"""`ckptools browse`: explore a checkpoint in the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ckptools.cli.arguments import CheckpointPath, OtherCheckpoint
 
 SWITCH_SECONDS = 0.001
-"""A thread that reads gives way so often to the one that answers keys."""
+"""Interval at which Python switches threads, so that reading does not delay key presses."""
 
 
 def browse(path: CheckpointPath, other: OtherCheckpoint = None, *, opening: OpeningOptions) -> None:
@@ -40,7 +40,7 @@ def browse(path: CheckpointPath, other: OtherCheckpoint = None, *, opening: Open
 
 
 def _program() -> type[Browser]:
-    """The program, with textual, which nothing else needs.
+    """Import the application; only it needs textual.
 
     Raises:
         UsageError: textual is not installed.

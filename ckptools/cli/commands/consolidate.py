@@ -1,4 +1,4 @@
-"""`ckptools consolidate`: many shards into one file."""
+"""`ckptools consolidate`: write many shards into one file."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def _tell(done: Consolidated, copies: bool) -> None:
     show(encodable("\n".join(lines), sys.stdout.encoding))
     beside = screen(sys.stderr)
     for row in record.remarks(done):
-        if Printing.quiet and row.startswith("load: "):  # a hint; what was left out is no hint
+        if Printing.quiet and row.startswith("load: "):  # hide the hint, but not the notes on tensors left out
             continue
-        # What is typed again is never wrapped, so that it can be copied.
+        # Commands are never wrapped, so that users can copy them.
         for line in [row] if row.startswith("load: ") else wrapped("", printable(row), beside):
             say(line, mark_of(row))

@@ -1,4 +1,4 @@
-"""`ckptools create`: train for real, save a checkpoint."""
+"""`ckptools create`: train a small model for real, and save a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ckptools.training.options import CreateOptions
 if TYPE_CHECKING:
     from ckptools.training.output import Created
 
-# Most numbers with gaps between them that are listed.
+# Longest list of numbers with gaps between them.
 FEW = 8
 
 _NUMBER = re.compile(r"\d+")
@@ -59,7 +59,7 @@ def create(
         return
     if out is None:
         raise UsageError(None, "OUT is missing, the folder for the checkpoint: ckptools create run")
-    Ending.with_torch = is_a_rank()  # torch aborts now and then where its threads outlive a rank's main one
+    Ending.with_torch = is_a_rank()  # torch sometimes aborts if its threads outlive a rank's main thread
     created = training.create(options, verbose=True)
     if created.rank == 0:
         _tell(created)
@@ -75,7 +75,7 @@ def _show_backends() -> None:
 
 
 def _tell(created: Created) -> None:
-    """Say what was saved and, on stderr, what to do with it."""
+    """Print the saved files and, on stderr, commands to use them."""
     kinds = fold([path.relative_to(created.out).as_posix() for path in created.files])
     if len(kinds) > 3:
         saved = f"{len(created.files)} files in {created.out}: {', '.join(kinds)}"
@@ -90,7 +90,7 @@ def _tell(created: Created) -> None:
 
 
 def _tell_damage(created: Created) -> None:
-    """Say what was broken on purpose and, on stderr, the command that shows it."""
+    """Print the deliberate damage and, on stderr, the command that shows it."""
     from ckptools.display.tables import Column, table
 
     columns = (Column("broken"), Column("file"), Column("what"), Column("verify shows"))
@@ -100,7 +100,7 @@ def _tell_damage(created: Created) -> None:
 
 
 def fold(names: list[str]) -> list[str]:
-    """Write names that differ in numbers only as one: `ep0-ba5-rank{0..3}.pt`, `__{0..1}_{0..3}.distcp`."""
+    """Fold names that differ only in numbers into one: `ep0-ba5-rank{0..3}.pt`, `__{0..1}_{0..3}.distcp`."""
     kinds: dict[str, list[list[str]]] = {}
     for name in names:
         kinds.setdefault(_NUMBER.sub("\0", name), []).append(_NUMBER.findall(name))
@@ -108,7 +108,7 @@ def fold(names: list[str]) -> list[str]:
 
 
 def _with_numbers(kind: str, numbers: list[list[str]]) -> str:
-    """Put what the names have in each place between the parts that they have in common."""
+    """Put the numbers of all names between the parts that the names share."""
     first, *others = kind.split("\0")
     places = [sorted(set(place), key=int) for place in zip(*numbers, strict=True)]
     return first + "".join(_from_to(place) + part for place, part in zip(places, others, strict=True))
@@ -123,7 +123,7 @@ def _from_to(numbers: list[str]) -> str:
     return f"{{{','.join(numbers)}}}" if count < FEW else f"{{{first}..{last}: {count} of them}}"
 
 
-# Torch's launcher says by these that it hosts the rendezvous; they are shown and not interpreted.
+# Variables of torch's launcher about its rendezvous; printed, but not interpreted.
 _MORE = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
 _MEANING = {
@@ -138,7 +138,7 @@ _MEANING = {
 
 
 def explain(variables: Variables, place: ProcessInfo) -> str:
-    """Say in lines what launchers and schedulers have set here, what follows from it and what is missing."""
+    """Explain which variables launchers and schedulers have set, the rank that follows, and missing variables."""
     return "\n".join([*_found(variables), *_follows(place)])
 
 

@@ -1,4 +1,4 @@
-"""`ckptools diff`: what differs between two checkpoints?"""
+"""`ckptools diff`: compare two checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ComparisonOptions:
-    """Options for what of two checkpoints is compared, and how closely."""
+    """Options for the parts of two checkpoints that are compared, and for tolerances."""
 
     values: bool = option(False, "Compare the values of tensors too, bit for bit.")
     rtol: float | None = option(
@@ -83,7 +83,7 @@ def _side(path: str, opening: OpeningOptions) -> Checkpoint | Path:
 
 
 def show(found: Difference, rows: RowOptions, form: AnswerOptions) -> None:
-    """Print the answer: every key with JSON; in a text those that differ, as many as were asked for."""
+    """Print the record: every key as JSON; as text, only keys that differ, up to the limit."""
     from ckptools.diff.record import most_changed
     from ckptools.diff.text import NOT_LISTED, difference_text
     from ckptools.model.problems import Rows
@@ -92,7 +92,7 @@ def show(found: Difference, rows: RowOptions, form: AnswerOptions) -> None:
     listed_tensors = found.tensors if every else most_changed(t for t in found.tensors if t.verdict not in NOT_LISTED)
     tensors = arranged(listed_tensors, rows)
     if not tensors:
-        arranged(found.tensors, rows)  # refuses a column that there is not
+        arranged(found.tensors, rows)  # refuses unknown columns
     values = Rows(v for v in found.values if every or v.verdict not in NOT_LISTED)[: rows.limit or None]
     listed = replace(found, tensors=tensors, values=values)
     answer = listed if every else found

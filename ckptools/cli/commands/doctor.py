@@ -1,4 +1,4 @@
-"""`ckptools doctor`: the first questions about a checkpoint in one go."""
+"""`ckptools doctor`: answer the first questions about a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ckptools explain`: what does a problem code mean, and what do I do?"""
+"""`ckptools explain`: say what a problem code means, and how to fix it."""
 
 from __future__ import annotations
 

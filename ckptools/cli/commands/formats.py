@@ -1,4 +1,4 @@
-"""`ckptools formats`: what is read and written, and how each is recognised."""
+"""`ckptools formats`: list the formats for reading and writing, and how each is recognised."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def formats(json: AsJson = False) -> None:
 
 
 def _as_text(read: Sequence[Format], written: Sequence[Writer], screen: Screen) -> str:
-    """Formats that are read, in the order in which they are tried, then those that are written; two parts each."""
+    """Render the formats for reading, in the order in which they are tried, then those for writing; two lines each."""
     lines = [painted("read, the first that recognises a path:", "heading", screen.color)]
     for known in read:
         lines += wrapped(f"  {printable(known.NAME)}: ", printable(known.READS), screen, label="heading")
@@ -44,7 +44,7 @@ def _as_text(read: Sequence[Format], written: Sequence[Writer], screen: Screen) 
 
 
 def _tried(known: Format) -> str:
-    """The writers whose checkpoints it was tried on, in one line; empty where a format does not say it."""
+    """List the writers with which a format was tested, in one line; empty if the format does not state them."""
     of_their_own = [f"tried on {', '.join(known.TRIED)}"] if known.TRIED else []
     return "; ".join(
         [*of_their_own, *([f"on files made by hand: {', '.join(known.BY_HAND)}"] if known.BY_HAND else [])]

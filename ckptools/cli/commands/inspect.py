@@ -1,4 +1,4 @@
-"""`ckptools inspect`: what is this checkpoint, is it whole, what is inside."""
+"""`ckptools inspect`: show the format and contents of a checkpoint, and whether it is whole."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def inspect(
 
 
 def reader_of(engine: str, trust: bool) -> Reader | None:
-    """What reads one file; None for the inert reader.
+    """Return the function that reads one file; None for the inert reader.
 
     Raises:
-        UsageError: there is nothing to trust, for the inert reader runs nothing.
+        UsageError: `trust` was given for the inert reader, which runs nothing.
     """
     if engine == "torch":
         import functools
@@ -88,7 +88,7 @@ def reader_of(engine: str, trust: bool) -> Reader | None:
 
 
 def show_text(report: Report, details: Sequence[Detail], private: bool) -> None:
-    """Print the report, or the sections that were asked for; what was read and what comes next go to stderr."""
+    """Print the report, or the requested sections; on stderr, the files read and the next command."""
     from ckptools.inspect.record import next_line, read_line, report_text
 
     if details:

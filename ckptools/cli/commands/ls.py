@@ -1,4 +1,4 @@
-"""`ckptools ls`: the checkpoints of a run, and which of them is the newest whole one."""
+"""`ckptools ls`: list the checkpoints of a run, and find the newest whole one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ckptools match`: why does it not load?"""
+"""`ckptools match`: explain why a checkpoint does not load into a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ckptools report`: one page of HTML about a checkpoint."""
+"""`ckptools report`: write one HTML page about a checkpoint."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def report(
 
 
 def _write(checkpoint: Checkpoint, out: str, force: bool, interactive: bool, *, values: bool, **how: Any) -> None:
-    """Write the page, and say what it says first; `how` is what else `findings` takes."""
+    """Write the page, and print its first lines; `how` are further arguments of `findings`."""
     from ckptools.cli.printing import ProgressLine
     from ckptools.report.html import findings, report_page, verdict_lines, write_report
 
@@ -92,7 +92,7 @@ def _write(checkpoint: Checkpoint, out: str, force: bool, interactive: bool, *, 
 
 
 def _reported(error: ReadError, paths: Sequence[str], out: str, force: bool, opening: OpeningOptions) -> CkptoolsError:
-    """The error, after a page was written that says so: who gets it by mail must not take an older one for this."""
+    """Write a page about an unreadable checkpoint, so that no older page is taken for it; return the error to raise."""
     from ckptools.doctor.examination import examined
     from ckptools.files.partial_files import write_text
     from ckptools.report.html import unreadable_page
@@ -100,7 +100,7 @@ def _reported(error: ReadError, paths: Sequence[str], out: str, force: bool, ope
     try:
         page = unreadable_page(examined(paths, **vars(opening)), str(error), time.time())
     except CkptoolsError:
-        return error  # nothing is there, or the options do not fit: there is nothing to report
+        return error  # the path does not exist, or options contradict each other
     if out == STDOUT:
         show(page.rstrip("\n"))
     else:

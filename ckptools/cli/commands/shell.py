@@ -1,4 +1,4 @@
-"""`ckptools shell`: a Python prompt with a checkpoint opened."""
+"""`ckptools shell`: a Python prompt with an open checkpoint."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def shell(paths: CheckpointPaths, command: Command = None, trust: Trust = False,
 
 @contextmanager
 def shard_of(paths: Sequence[str], trust: bool) -> Iterator[dict[str, Any]]:
-    """What torch makes of a single torch.save file, under the name `shard`; nothing where it makes none.
+    """Load a single torch.save file with torch, and yield it under the name `shard`; nothing for other checkpoints.
 
-    That is so for anything else, and for a file of classes that are not on the list and that is not trusted.
+    Nothing also for a file that is not trusted and needs classes that are not on the allow-list.
     """
     if len(paths) > 1 or not _is_torch_file(Path(paths[0])):
         yield {}
@@ -79,7 +79,7 @@ def _is_torch_file(path: Path) -> bool:
 
 @contextmanager
 def plain_tracebacks() -> Iterator[None]:
-    """Let Python show the tracebacks of the user's code in its own way, and leave our frames out of them."""
+    """Show tracebacks of the user's code as Python does, without the frames of ckptools."""
     hook, sys.excepthook = sys.excepthook, sys.__excepthook__
     try:
         yield
@@ -93,7 +93,7 @@ class _Interpreter(code.InteractiveInterpreter):
     failed = False
 
     def showtraceback(self) -> None:
-        """Show a traceback without our own frames; what ends a program goes on to do so."""
+        """Show a traceback without the frames of ckptools; exceptions that end a program still end it."""
         if isinstance(sys.exc_info()[1], (KeyboardInterrupt, BrokenPipeError)):
             raise
         self.failed = True
@@ -108,12 +108,12 @@ def run(names: dict[str, Any], source: str, filename: str, echo: bool) -> None:
     """Run `source`; with `echo`, print the value of every expression statement as the prompt does.
 
     Raises:
-        SystemExit: with code 1, when it raised; the traceback is on stderr.
+        SystemExit: with code 1, if it raised; the traceback is on stderr.
     """
     interpreter = _Interpreter(names)
     try:
         module = ast.parse(source, filename)
-        # Interactively, as if the lines were typed at the prompt.
+        # Interactive mode echoes values as if the lines were typed at the prompt.
         tree, mode = (ast.Interactive(body=module.body), "single") if echo else (module, "exec")
         compiled = compile(tree, filename, mode)
     except (SyntaxError, ValueError, OverflowError):
@@ -125,7 +125,7 @@ def run(names: dict[str, Any], source: str, filename: str, echo: bool) -> None:
 
 
 def banner(names: Mapping[str, Any], paths: Sequence[str]) -> str:
-    """Say what is bound."""
+    """List the names that are defined."""
     from ckptools._version import __version__
     from ckptools.text import clip, printable
 
@@ -140,7 +140,7 @@ def banner(names: Mapping[str, Any], paths: Sequence[str]) -> str:
 
 
 def prompt(names: dict[str, Any], text: str) -> None:
-    """Talk to the user until they leave, in IPython where it is installed."""
+    """Run the prompt until the user leaves, in IPython if it is installed."""
     try:
         from IPython import start_ipython  # type: ignore[import-not-found,unused-ignore]
     except ImportError:

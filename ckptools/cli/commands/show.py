@@ -1,4 +1,4 @@
-"""`ckptools show`: a value in full, or a tensor with its shards."""
+"""`ckptools show`: print a value in full, or a tensor with its shards."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShowOptions:
-    """Options for what is shown of a key."""
+    """Options for the data that is shown of a key."""
 
     values: str | None = option(
         None, "Print the elements of a slice, such as '0:4,:8'; only their bytes are read.", metavar="SLICE"

@@ -1,4 +1,4 @@
-"""`ckptools stats`: what are the values like, tensor by tensor?"""
+"""`ckptools stats`: compute statistics of values, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FigureOptions:
-    """Options for what is computed of the values."""
+    """Options for the statistics that are computed."""
 
     hist: bool = option(False, "Draw how values are spread; reads them twice.")
     per_rank: bool = option(False, "A row for what each rank holds: which one is odd?")

@@ -1,4 +1,4 @@
-"""`ckptools tree`: every key of a checkpoint, with kind, shape, dtype, size and layout."""
+"""`ckptools tree`: list every key of a checkpoint, with kind, shape, dtype, size and layout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TreeOptions:
-    """Options of drawing the tree; --json, --jsonl and --table-format have a row for every key, whatever these say."""
+    """Options for drawing the tree; --json, --jsonl and --table-format ignore them and have a row for every key."""
 
     expand: bool = option(False, "Show each layer, also where many are the same.")
     depth: int | None = option(None, "Show this many levels; that of the sections is the first.")

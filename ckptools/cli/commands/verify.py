@@ -1,4 +1,4 @@
-"""`ckptools verify`: is this checkpoint whole, unharmed and coherent?"""
+"""`ckptools verify`: check that a checkpoint is whole, undamaged and consistent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ckptools watch`: each new checkpoint of a run is verified, and nobody is surprised at resume time."""
+"""`ckptools watch`: verify each new checkpoint of a run, so that nobody finds a broken one when resuming."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def watch(folder: RunFolderPath, how: WatchOptions, *, form: EventOptions, openi
 
 
 def _once(watching: Following, form: EventOptions) -> bool:
-    """Look once, and once more if something was written just before; return whether there is a problem."""
+    """Look once, and again if a checkpoint was still being written; return whether there is a problem."""
     from dataclasses import replace
 
     from ckptools.model.problems import Rows
@@ -59,7 +59,7 @@ def _once(watching: Following, form: EventOptions) -> bool:
 
 
 def _on(watching: Following, form: EventOptions) -> bool:
-    """Print events until an interrupt, or until the reader of the output is gone; return whether one was a problem."""
+    """Print events until an interrupt, or until the reader closes the pipe; return whether one was a problem."""
     wrong = False
     with suppress(KeyboardInterrupt):
         found = _first(watching)
@@ -72,7 +72,7 @@ def _on(watching: Following, form: EventOptions) -> bool:
 
 
 def _first(watching: Following) -> Watched:
-    """Look for the first time, and say where that is remembered; a folder that is not there is a mistake."""
+    """Look for the first time, and name the state file; a missing folder is an error."""
     found = watching.look()
     if watching.remembers:
         remark(f"remembers what was verified in {watching.watcher.memory.path}")
@@ -87,17 +87,17 @@ def _print(found: Watched, jsonl: bool) -> None:
     as_json: Callable[[WatchEvent], str] = lambda event: to_json(to_dict(event))  # noqa: E731
     for event in found.rows:
         line = (as_json if jsonl else event_line)(event)
-        # A reader that is gone ends the watch, as `BrokenPipeError`.
+        # If the reader has closed the pipe, this raises `BrokenPipeError`, which ends the watch.
         sys.stdout.write(encodable(line, sys.stdout.encoding) + "\n")
         sys.stdout.flush()
 
 
 def _sleep(seconds: float) -> None:
-    """Wait, but not after the reader of a pipe is gone, which nothing else would show while nothing changes."""
+    """Sleep, but end if the reader closes the pipe: without events to print, no write would fail."""
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)
-    except (AttributeError, OSError, ValueError):  # no such thing on this system, or no file behind it
+    except (AttributeError, OSError, ValueError):  # no poll on this system, or stdout is not a file
         time.sleep(seconds)
         return
     if poll.poll(seconds * 1000):
