@@ -1,1 +1,1 @@
-"""Everything that imports torch to load a file."""
+"""All code that loads files with torch."""

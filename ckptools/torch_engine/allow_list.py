@@ -1,17 +1,16 @@
-"""The allow-list of the torch loader: which classes `load_shard` makes when a file is not trusted.
+"""The allow-list of the torch loader: the classes that `load_shard` builds from an untrusted file.
 
-torch's own list (tensors, dtypes, OrderedDict …) is extended by what distributed checkpoints hold and cannot do
-harm: ShardedTensor and DTensor with their parts, small Python types, numpy arrays of plain numbers. Each is known by
-the name that files use, in all the spellings that torch has had. Functions among them are replaced by our own, which
-do only what a checkpoint needs, and refuse by name whatever else a file asks of them.
+It extends torch's own list (tensors, dtypes, OrderedDict …) by harmless classes of distributed checkpoints:
+ShardedTensor and DTensor with their parts, small Python types, numpy arrays of plain numbers. Each is listed by the
+name that files use, in all spellings that torch has had. Functions are replaced by restricted ones, which do only what
+a checkpoint needs, and refuse anything else by name.
 
-Before torch sees a file, the inert reader has listed every name in it; only those are allowed, and only while the
-file is being loaded.
+The inert reader lists every name in a file before torch loads it; only these names are allowed, and only during the
+load.
 
-numpy's own way to rebuild arrays is not safe: `dtype.__setstate__` believes any state, so that a forged dtype
-calls raw bytes of the file Python objects, and reading one element of the array ends the process or worse. Here the
-pickle talks to two stand-ins that take numpy's place while the file is loaded; `finished` then puts real arrays and
-dtypes where they are.
+numpy's own way to rebuild arrays is not safe: `dtype.__setstate__` accepts any state, so that a forged dtype turns raw
+bytes of the file into Python objects, and reading an element of the array crashes the process or worse. So two
+stand-ins replace numpy's functions during the load; `finished` then replaces them by real arrays and dtypes.
 
 Source: torch/_weights_only_unpickler.py; numpy/_core/src/multiarray (`array_setstate`, `arraydescr_setstate`), tried
 with numpy 2.4.
@@ -42,12 +41,12 @@ DTENSOR_HOMES = (
     "torch.distributed._tensor.api",
     "torch.distributed._tensor.placement_types",
 )
-"""Modules that DTensor and its parts were pickled under, torch 2.0 to 2.13."""
+"""Modules in which torch 2.0 to 2.13 pickled DTensor and its parts."""
 
 
 @contextmanager
 def allowing(path: Path, names: Iterable[str]) -> Iterator[None]:
-    """Let torch make what a file names, or raise a ForeignClassError; what was allowed before stays so afterwards."""
+    """Allow torch to build what a file names within the block, or raise ForeignClassError; earlier allowances stay."""
     import torch
     from torch import _weights_only_unpickler as torchs
 
@@ -63,7 +62,7 @@ def allowing(path: Path, names: Iterable[str]) -> Iterator[None]:
 
 
 def spelling(dotted: str) -> str:
-    """Bring a name that protocol 2 writes as Python 2 did (`__builtin__.set`) into its present form."""
+    """Convert a name that protocol 2 writes as in Python 2 (`__builtin__.set`) to its present form."""
     module, _, name = dotted.rpartition(".")
     if (module, name) in NAME_MAPPING:
         module, name = NAME_MAPPING[module, name]
@@ -72,9 +71,9 @@ def spelling(dotted: str) -> str:
 
 @lru_cache(maxsize=1)
 def table() -> dict[str, Any]:
-    """The objects that may be made, by the names under which files know them. Imports torch's distributed parts."""
+    """Map names in files to the objects that may be built. Imports the distributed parts of torch."""
     plain = (timedelta, datetime, date, frozenset, dict, list, int, float, Namespace)
-    cores = ("numpy.core.multiarray", "numpy._core.multiarray")  # numpy 2 has moved it
+    cores = ("numpy.core.multiarray", "numpy._core.multiarray")  # numpy 2 renamed it
     return {
         **_by_name(plain),
         "builtins.getattr": only_process_group_state,
@@ -130,21 +129,21 @@ def _mesh_types() -> dict[str, Any]:
 
     homes = ("torch.distributed.device_mesh", "torch.distributed._tensor.device_mesh")
     found = {f"{home}.DeviceMesh": device_mesh.DeviceMesh for home in homes}
-    for name in ("_MeshLayout", "_FlatLayout"):  # since torch 2.9 or so
+    for name in ("_MeshLayout", "_FlatLayout"):  # from about torch 2.9 on
         if hasattr(device_mesh, name):
             found[f"torch.distributed._mesh_layout.{name}"] = getattr(device_mesh, name)
     return found
 
 
-# -- stand-ins for Python's functions ----------------------------------------------------------------------------------
+# -- restricted replacements of Python's functions ---------------------------------------------------------------------
 
 
-class Refused(Exception):  # noqa: N818 - load_shard makes it a ForeignClassError
-    """A file asks an allowed function for more than it may do; the text names what."""
+class Refused(Exception):  # noqa: N818 - load_shard turns it into ForeignClassError
+    """A file calls an allowed function with forbidden arguments; the text describes the call."""
 
 
 def only_process_group_state(owner: Any, name: Any) -> type:
-    """`getattr`, for the one nested class that protocol 2 cannot name otherwise."""
+    """Replace `getattr`: return the one nested class that protocol 2 can name only by `getattr`."""
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
     if owner is ShardedTensor and name == "ProcessGroupState":
@@ -153,14 +152,14 @@ def only_process_group_state(owner: Any, name: Any) -> type:
 
 
 def only_empty_bytes(*args: Any) -> bytes:
-    """`bytes()`, which is how protocol 2 spells `b""`; of a number it would be that much memory."""
+    """Replace `bytes`: return `b""`, as protocol 2 spells it; a number as argument would allocate that much memory."""
     if args:
         raise Refused("builtins.bytes with arguments")
     return b""
 
 
 def plain_dict(*_: Any) -> dict[Any, Any]:
-    """`defaultdict`, which torch's loader cannot fill, without its default."""
+    """Replace `defaultdict`, which torch's loader cannot fill, by an empty dict."""
     return {}
 
 
@@ -168,11 +167,11 @@ def plain_dict(*_: Any) -> dict[Any, Any]:
 
 
 PLAIN = re.compile(r"[biufc]\d{1,2}|\?|[SU]\d{1,9}")
-"""Codes of dtypes whose bytes are numbers, booleans or text."""
+"""Codes of dtypes with numbers, booleans or text as values."""
 
 
 class Dtype:
-    """Stands in for `numpy.dtype`: its code without byte order, such as `f8`, and `<`, `>`, or `|` for no order."""
+    """Stands in for `numpy.dtype`: a code without byte order, such as `f8`, and the order: `<`, `>`, or `|`."""
 
     __slots__ = ("code", "order")
 
@@ -191,7 +190,7 @@ class Dtype:
         self.order = order
 
     def real(self) -> Any:
-        """The numpy dtype."""
+        """Make the numpy dtype."""
         import numpy as np
 
         return np.dtype(self.order.replace("|", "") + self.code)
@@ -199,11 +198,11 @@ class Dtype:
 
 @lru_cache(maxsize=1)
 def array_class() -> Any:
-    """The class that stands in for `numpy.ndarray`: an array that checks the state that it is given."""
+    """Make the class that stands in for `numpy.ndarray`: an array that checks its pickled state."""
     import numpy as np
 
     class CheckedArray(np.ndarray):
-        """An array that is empty until it has taken its state."""
+        """An array that is empty until its state is set."""
 
         def __new__(cls, *_: Any) -> Any:
             return super().__new__(cls, (0,), "u1")
@@ -223,12 +222,12 @@ def array_class() -> Any:
 
 
 def reconstruct(*_: Any) -> Any:
-    """Stands in for `numpy.core.multiarray._reconstruct`: an empty array, whatever it is asked for."""
+    """Stand in for `numpy.core.multiarray._reconstruct`: return an empty array, whatever the arguments."""
     return array_class()()
 
 
 def scalar(dtype: Any, data: Any = b"") -> Any:
-    """Stands in for `numpy.core.multiarray.scalar`."""
+    """Stand in for `numpy.core.multiarray.scalar`."""
     import numpy as np
 
     real = dtype.real() if isinstance(dtype, Dtype) else None
@@ -253,7 +252,7 @@ def _finished(node: Any, done: dict[int, Any]) -> Any:
     if type(node) not in (dict, OrderedDict, list, tuple):
         return node
     if id(node) not in done:
-        done[id(node)] = node  # a container that contains itself is not entered again
+        done[id(node)] = node  # do not enter a container that contains itself again
         done[id(node)] = _refilled(node, done)
     return done[id(node)]
 

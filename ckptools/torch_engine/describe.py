@@ -1,11 +1,11 @@
-"""The second way in: a file loaded by torch, described in the same model as the inert reader's.
+"""The second way to read a file: torch loads it, and this module describes the objects as the inert reader does.
 
-`ckptools.pickles.reader.read` works from the bytes of a pickle and has no torch; this starts from the objects that
-torch made of the same file. Both must describe it alike, which is how each is tested by the other.
+`ckptools.pickles.reader.read` works from the bytes of a pickle, without torch; this module works from the objects that
+torch built from the same file. Both must agree, so that tests can compare each with the other.
 
-A loaded tensor does not know where in the file it came from. Its `Source` has the path, dtype, shape and strides, a
-record named after the storage (so that tied tensors are still seen to be tied), and offsets from `NOWHERE`, which is
-so far below zero that reading there fails, whatever is added to it.
+A loaded tensor does not know where in the file its bytes lie. Its `Source` has the path, dtype, shape and strides, a
+zip entry named after the storage (so that tied tensors are still recognised), and offsets from `NOWHERE`, which is so
+far below zero that reading there fails whatever is added to it.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ PLAIN_TYPES = (
 CONTAINERS = (dict, OrderedDict, defaultdict, list, tuple, set, frozenset)
 
 NOWHERE = -(1 << 62)
-"""Offset of a storage whose place in the file is not known."""
+"""Offset of a storage with unknown position in the file."""
 
 
 def read(path: Path, trust: bool = False) -> Saved:
-    """Read a torch.save file through torch; with `trust` run whatever code it names, as `load_shard` does.
+    """Read a torch.save file through torch; with `trust`, run whatever code it names, as `load_shard` does.
 
     Raises:
-        ReadError, ForeignClassError: as `load_shard`; or it is nested too deep.
+        ReadError, ForeignClassError: as `load_shard`; or the file is nested too deeply.
     """
     inert = reader.read(path)
     described = _Describer(path)
@@ -69,7 +69,7 @@ class _Describer:
     """Describes the objects of one loaded file.
 
     Attributes:
-        claims: `(rank, world size)` as the sharded tensors say, so far.
+        claims: `(rank, world size)` stated by the sharded tensors so far.
         meshes: device meshes, which may be slices of larger ones.
     """
 
@@ -81,12 +81,12 @@ class _Describer:
         self._done: dict[int, tuple[Any, Any]] = {}
 
     def value(self, node: Any) -> Any:
-        """Describe one object and all that it holds; what occurs twice is described once."""
+        """Describe one object and everything in it; an object that occurs twice is described once."""
         if type(node) in PLAIN_TYPES:
             return node
         if id(node) not in self._done:
             describe = self._containers if type(node) in CONTAINERS else self._leaf
-            # The object is kept too, so that its id is not given to another one.
+            # Keep the object, so that its id is not reused.
             self._done[id(node)] = (node, describe(node))
         return self._done[id(node)][1]
 
@@ -120,7 +120,7 @@ class _Describer:
         return self._opaque(node)
 
     def _opaque(self, node: Any) -> Opaque | Global:
-        """An object of any other class, by what pickling it again would say."""
+        """Describe an object of any other class by its `__reduce_ex__`, as a pickle would."""
         reduced: Any = node.__reduce_ex__(2)
         if isinstance(reduced, str):
             return Global(node.__module__, reduced)
@@ -155,7 +155,7 @@ class _Describer:
         return self._by_class(tensor)
 
     def _by_class(self, tensor: Any) -> Tensor:
-        """Describe a tensor that may be of a class of its own, as the inert reader does it by its pickled state."""
+        """Describe a tensor that may be of a subclass, by its pickled state, as the inert reader does."""
         import torch
 
         cls, state = type(tensor), {k: self._attribute(v) for k, v in vars(tensor).items()}
@@ -168,7 +168,7 @@ class _Describer:
         return plain if plain.kind == "meta" else found
 
     def _attribute(self, value: Any) -> Any:
-        """An attribute of a tensor, with the tensors in it described."""
+        """Describe an attribute of a tensor, with the tensors in it."""
         import torch
 
         if isinstance(value, torch.Tensor):
@@ -235,7 +235,7 @@ class _Describer:
     def _dtensor_shards(
         self, shape: Ints, mesh: Mesh, placements: tuple[Placement, ...], local: Tensor
     ) -> Iterator[Shard]:
-        """This rank's pieces first, then those of the other coordinates in order."""
+        """Yield this rank's shards first, then those of the other mesh coordinates in order."""
         coordinates = list(product(*map(range, mesh.sizes)))
         rank_of = dict(zip(coordinates, mesh.ranks or [None] * len(coordinates), strict=True))
         for coordinate in sorted(coordinates, key=lambda c: c != mesh.coordinate):
@@ -249,7 +249,7 @@ class _Describer:
 
 
 def _small_types() -> list[tuple[Any, Callable[[Any], Any]]]:
-    """Types of torch and numpy that a tree may hold by themselves, and how the model spells them."""
+    """List types of torch and numpy that may be values of a tree, and functions that describe them."""
     import numpy as np
     import torch
 
@@ -268,7 +268,7 @@ def _small_types() -> list[tuple[Any, Callable[[Any], Any]]]:
 
 
 def _numpy_dtype(dtype: Any) -> str:
-    """A dtype as the inert reader spells it."""
+    """Spell a dtype as the inert reader does."""
     import numpy as np
 
     if dtype.names is not None:

@@ -1,4 +1,4 @@
-"""What the torch that is installed has of the names that a checkpoint's pickles mention; nothing is imported for it."""
+"""Does the installed torch have the names that a pickle mentions? Modules not yet imported are searched as text."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 
 def torch_version() -> str:
-    """The version of torch here, such as `2.13.0`."""
+    """Version of the installed torch, such as `2.13.0`."""
     import torch
 
     return str(torch.__version__)
 
 
 def names_that_torch_lacks(names: Iterable[str]) -> list[str]:
-    """Names in torch, such as `torch.distributed._mesh_layout._MeshLayout`, that the torch here does not have."""
+    """Find the names, such as `torch.distributed._mesh_layout._MeshLayout`, that the installed torch lacks."""
     import torch
 
     home = Path(torch.__path__[0])
@@ -24,10 +24,10 @@ def names_that_torch_lacks(names: Iterable[str]) -> list[str]:
 
 
 def _has(home: Path, dotted: str) -> bool:
-    """Whether a module file of torch, or one that is loaded, has a name; modules that are not loaded are only read.
+    """Whether an imported module of torch, or the text of a module not imported, has a name.
 
-    What is inside of a class, such as a field, is looked for as a word beside it. A file that takes all names of other
-    modules, as `torch/distributed/_tensor/api.py` does, has those of these modules.
+    A name inside a class, such as a field, is searched as a word in the module's text. A module with `import *`, such
+    as `torch/distributed/_tensor/api.py`, also has the names of the imported module.
     """
     module, attributes = "torch", dotted.split(".")[1:]
     place = home

@@ -1,10 +1,10 @@
-"""Names and shapes of a module's state dict: one that is here, a user's function makes, or a `config.json` describes.
+"""Names and shapes of a model's state dict: of a module, of a user's function that makes one, or of a `config.json`.
 
-This is the one place where a user's own code is imported, and only by a name that the user typed; no file says one.
-It is called on torch's meta device, where tensors have shapes and no values, so that it takes no memory.
+Only this module imports a user's own code, and only by a name that the user typed; a file cannot name code to import.
+The code is called on torch's meta device, where tensors have shapes but no values, and so take no memory.
 
-A Hugging Face config is taken where transformers is installed. Nothing is downloaded, and no code but that of
-transformers is run: what a config says of code of its own (`auto_map`) is not looked at.
+Hugging Face configs need transformers. Nothing is downloaded, and only code of transformers is run: code that a config
+names (`auto_map`) is ignored.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from ckptools.model.tensor import Coded
 from ckptools.model.tree import describe_for_error
 from ckptools.text import clip, first_line, no_such_key, plural
 
-# -- what `from_pretrained` makes of a checkpoint's names: transformers 5 renames, joins, splits and dequantizes tensors
-# Its own code is asked, with tensors on torch's meta device, which have shapes and no values, so that every model type
-# whose conversion it states is known here, and none is copied. Source: transformers/core_model_loading.py,
-# conversion_mapping.py and quantizers/base.py of 5.23.
+# -- conversions by `from_pretrained`: transformers 5 renames, joins, splits and dequantizes tensors while loading
+# transformers' own code is run with tensors on torch's meta device, so that conversions of every model type are known
+# without a copy of its rules. Source: transformers/core_model_loading.py, conversion_mapping.py and quantizers/base.py
+# of 5.23.
 
 
 MAX_MESSAGE = 200
-"""Characters of an error of transformers that a message quotes."""
+"""Longest quotation of an error of transformers, in characters."""
 
 
 @dataclass(frozen=True)
 class Loading:
-    """What becomes of the names of a checkpoint while transformers loads it.
+    """How transformers converts the tensors of a checkpoint while loading it.
 
     Attributes:
-        sources: of each name of the model the names of the checkpoint that it is made of; more names may come with it.
-        made: the names of the model that get a value; those that are made of the same tensors as another one too.
-        shapes: the shape that is made, where it is not the model's.
-        ignored: names of the checkpoint that the model says to leave out.
-        failed: why a name of the model cannot be made of its sources.
-        method: how the config says that the weights are quantized; "" where they are not.
-        not_judged: why none of this is known; "" where it is.
+        sources: for each name of the model, names in the checkpoint from which it is made; it may need further names.
+        made: names of the model that get a value, also those made from the same tensors as another name.
+        shapes: shape that is made, if it differs from the model's.
+        ignored: names in the checkpoint that the model's class ignores.
+        failed: for names that cannot be made from their sources, the reason.
+        method: quantization method stated by the config; "" for none.
+        not_judged: why all of this is unknown; "" if it is known.
     """
 
     sources: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
@@ -60,12 +60,12 @@ class Loading:
 
     @property
     def converted(self) -> dict[str, tuple[str, ...]]:
-        """The sources of each name that is not simply the tensor of its own name."""
+        """The sources of each name that is not just loaded from the same name."""
         return {name: olds for name, olds in self.sources.items() if olds != (name,)}
 
     @property
     def apart(self) -> str:
-        """How the tensors differ from those that the model's `state_dict` has, for people."""
+        """Describe how the tensors differ from the model's `state_dict`."""
         olds = [old for some in self.converted.values() for old in some]
         if self.method:
             return f"the weights are quantized here ({self.method}), and are not there"
@@ -75,7 +75,7 @@ class Loading:
 
     @property
     def words(self) -> str:
-        """What transformers does, for people: `joins 24 tensors of experts into 4`; "" if it takes them as they are."""
+        """Describe the conversion: `joins 24 tensors of experts into 4`; "" if tensors are loaded unchanged."""
         joined = {name: olds for name, olds in self.converted.items() if len(olds) > 1}
         renamed = len(self.converted) - len(joined)
         taken = self.made - self.sources.keys()
@@ -90,9 +90,9 @@ class Loading:
 
 
 def loading(model: Any, saved: Mapping[str, tuple[Ints, str]]) -> Loading | None:
-    """What becomes of tensors, by name a shape and a dtype, that are loaded into a model; None for transformers 4.
+    """Find how transformers converts tensors, given as shape and dtype by name; None for transformers 4.
 
-    `model` is transformers' own, on the meta device, and is used up: it gets tensors without values.
+    `model` is a model of transformers on the meta device; it is used up, as it gets tensors without values.
     """
     import torch
 
@@ -149,22 +149,22 @@ def loading(model: Any, saved: Mapping[str, tuple[Ints, str]]) -> Loading | None
 
 
 def _on_meta(saved: Mapping[str, tuple[Ints, str]]) -> dict[str, Any]:
-    """Tensors without values of the same shapes and dtypes; without those that torch has none for."""
+    """Make tensors on the meta device with these shapes and dtypes, leaving out those that torch cannot make."""
     import torch
 
     found: dict[str, Any] = {}
     for name, (shape, known) in saved.items():
         dtype = getattr(torch, known or "float32", None)
         if isinstance(dtype, torch.dtype):
-            with contextlib.suppress(RuntimeError, TypeError, OverflowError):  # sizes of a forged file
+            with contextlib.suppress(RuntimeError, TypeError, OverflowError):  # a forged file may state any size
                 found[name] = torch.empty(shape, dtype=dtype, device="meta")
     return found
 
 
 def _quantizer(model: Any) -> Any:
-    """The quantizer that a config asks for, told to dequantize; the name of its method if it cannot, None without one.
+    """Return the quantizer of a config, set to dequantize; the name of its method if it cannot; None without one.
 
-    What a quantized module of a method looks like is known where that method's package and device are.
+    The modules of a quantization method are known only if its package and device are present.
     """
     stated = getattr(model.config, "quantization_config", None)
     if stated is None:
@@ -180,18 +180,18 @@ def _quantizer(model: Any) -> Any:
     return str(getattr(method, "value", method))
 
 
-# -- the optimizer that a user's function makes beside a module: its groups by name, and the state that it will keep
+# -- the optimizer that a user's function makes beside a module: its param groups by name, and the state that it keeps
 
 
 @dataclass(frozen=True)
 class OptimizerShapes:
-    """An optimizer as it will expect its state.
+    """The state that an optimizer expects.
 
     Attributes:
-        name: its class.
-        groups: of each param group the names of its parameters, in order.
-        settings: of each param group the names of its hyperparameters.
-        slots: shape of every slot by parameter, such as `exp_avg`; None where they are not known.
+        name: class name.
+        groups: for each param group, the names of its parameters in order.
+        settings: for each param group, the names of its hyperparameters.
+        slots: shape of every slot, such as `exp_avg`, by parameter; None if unknown.
     """
 
     name: str
@@ -201,7 +201,7 @@ class OptimizerShapes:
 
 
 def optimizer_shapes(module: Any, optimizer: Any) -> OptimizerShapes:
-    """Describe an optimizer of a module on torch's meta device; parameters of another module are called `?`."""
+    """Describe an optimizer of a module on torch's meta device; parameters of other modules are named `?`."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     groups = tuple(tuple(names.get(id(p), "?") for p in group["params"]) for group in optimizer.param_groups)
     settings = tuple(frozenset(str(key) for key in group if key != "params") for group in optimizer.param_groups)
@@ -209,7 +209,7 @@ def optimizer_shapes(module: Any, optimizer: Any) -> OptimizerShapes:
 
 
 def _slots(optimizer: Any, names: Mapping[int, str]) -> dict[str, dict[str, Ints]] | None:
-    """The slots after one step, as torch's `_init_optim_state` makes them; None where the optimizer makes none so."""
+    """Shapes of the state after one step, as torch's `_init_optim_state` takes it; None if that does not work."""
     with contextlib.suppress(Exception), _gradients(optimizer):
         optimizer.step()
         found = {names.get(id(p), "?"): dict(_shapes(state)) for p, state in optimizer.state.items()}
@@ -225,7 +225,7 @@ def _shapes(state: Mapping[str, Any]) -> Iterator[tuple[str, Ints]]:
 
 @contextlib.contextmanager
 def _gradients(optimizer: Any) -> Iterator[None]:
-    """Gradients of zero, which have no memory on the meta device."""
+    """Set gradients of zero, which take no memory on the meta device."""
     import torch
 
     for group in optimizer.param_groups:
@@ -238,11 +238,11 @@ class NamedShape(NamedTuple):
     """The shape of one name of a state dict, as far as it is known.
 
     Attributes:
-        shape: sizes; None where they are unknown, or it is no tensor.
-        dtype: torch's name; "" when unknown.
-        tied: an earlier name that has the same values, such as `emb.weight` of `head.weight`; "" for none.
-        note: why it cannot be compared or loaded; "" where it can.
-        coded: of which quantized weight it is a part; None where it is a value of its own.
+        shape: sizes; None if unknown, or if the value is not a tensor.
+        dtype: torch's name; "" if unknown.
+        tied: an earlier name with the same values, such as `emb.weight` for `head.weight`; "" for none.
+        note: why it cannot be compared or loaded; "" if it can.
+        coded: the quantized weight that it is a part of; None for other values.
     """
 
     shape: Ints | None
@@ -254,17 +254,17 @@ class NamedShape(NamedTuple):
 
 @dataclass(frozen=True)
 class StateDictShapes:
-    """The names of a state dict with their shapes: what a checkpoint holds, or what a model expects.
+    """The names of a state dict with their shapes: those in a checkpoint, or those that a model expects.
 
     Attributes:
-        given_by: where they come from, for people.
-        tensors: shape by name, in the order in which it has them.
+        given_by: source of the names, in words.
+        tensors: shape by name, in the order of the source.
         ordered: whether that is the order of the module.
-        ties_optional: whether a name may be absent whose values come with another, as when transformers loads.
-        loading: what `from_pretrained` would make of names and shapes; None where it is no model of transformers.
-        converts: whether the model is loaded so, and not by `load_state_dict`.
+        ties_optional: whether a tied name may be absent, as when transformers loads.
+        loading: finds how `from_pretrained` converts given names and shapes; None if it is not a model of transformers.
+        converts: whether the model is loaded by `from_pretrained` and not by `load_state_dict`.
         optimizer: the optimizer that was made with the module; None without one.
-        ranks: how many ranks saved tensors of these shapes.
+        ranks: number of ranks that saved tensors of these shapes.
     """
 
     given_by: str
@@ -278,14 +278,14 @@ class StateDictShapes:
 
 
 def is_function_name(text: str) -> bool:
-    """Whether a text is spelled as `package.module:function` is."""
+    """Whether a text has the form `package.module:function`."""
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", text) is not None
 
 
 def shapes_from_function(name: str) -> StateDictShapes:
-    """The shapes of what `package.module:function`, or a class in its place, makes when called with no arguments.
+    """Call `package.module:function`, or a class, without arguments, and return the shapes of the module it makes.
 
-    It may make a module and an optimizer of it. The folder that the process runs in comes first.
+    It may return a module and its optimizer. Modules in the current folder are found first.
     """
     with _users_code(name):
         made = _called(name)
@@ -310,8 +310,8 @@ def _called(name: str) -> Any:
 
 @contextlib.contextmanager
 def _users_code(name: str) -> Iterator[None]:
-    """Let modules in this folder be found, what they print go to stderr, and what they raise be one line."""
-    sys.path.insert(0, str(os.getcwd()))  # noqa: PTH109 - sys.path holds texts
+    """Import from the current folder, print to stderr, and turn exceptions into one line, within the block."""
+    sys.path.insert(0, str(os.getcwd()))  # noqa: PTH109 - sys.path holds strings
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
@@ -334,7 +334,7 @@ def _raised(name: str, error: BaseException) -> str:
 
 
 def shapes_of(model: Any, given_by: str = "") -> StateDictShapes:
-    """Names and shapes of a module on any device, of a state dict, or of a mapping of name to shape."""
+    """Return names and shapes of a module on any device, of a state dict, or of a mapping of name to shape."""
     state = _with_ties(model) if hasattr(model, "state_dict") else model
     if not isinstance(state, Mapping):
         text = f"expected an nn.Module, a state dict, or shapes by name; found {type(model).__name__}"
@@ -351,14 +351,14 @@ def shapes_of(model: Any, given_by: str = "") -> StateDictShapes:
 
 
 def _is_of_transformers(model: Any) -> bool:
-    """Whether it is a model of one of transformers' own classes; transformers is not imported for it."""
+    """Whether it is a model of transformers' own classes; does not import transformers."""
     library = sys.modules.get("transformers") if hasattr(model, "state_dict") else None
     known = getattr(library, "PreTrainedModel", None)
     return isinstance(known, type) and isinstance(model, known) and type(model).__module__.startswith("transformers.")
 
 
 def _loading_of(model: Any) -> Callable[[Mapping[str, NamedShape]], Loading | None]:
-    """What `from_pretrained` of a model's class makes of names, with another model of its config."""
+    """Make a function that finds how `from_pretrained` converts names, using a second model of the same config."""
 
     def loads(saved: Mapping[str, NamedShape]) -> Loading | None:
         import torch
@@ -372,7 +372,7 @@ def _loading_of(model: Any) -> Callable[[Mapping[str, NamedShape]], Loading | No
 
 
 def _with_ties(module: Any) -> Any:
-    """A module's state dict in which tied names have one object; of a wrapper that cannot keep them, its own."""
+    """Return a module's state dict in which tied names share one object, if the module supports that."""
     try:
         return module.state_dict(keep_vars=True)
     except TypeError:
@@ -380,12 +380,12 @@ def _with_ties(module: Any) -> Any:
 
 
 def _shape(value: Any) -> NamedShape:
-    """The shape of a tensor, or one that was given in its place."""
+    """Return the shape of a tensor, or a shape given instead of a tensor."""
     if isinstance(value, (list, tuple)) and all(isinstance(n, int) for n in value):
         return NamedShape(tuple(value))
     try:
         return NamedShape(tuple(map(int, value.shape)), str(value.dtype).removeprefix("torch."))
-    except RuntimeError:  # a lazy parameter, which has no shape before the first forward pass
+    except RuntimeError:  # lazy parameters have no shape before the first forward pass
         return NamedShape(None, note="has no shape yet: it is a lazy parameter")
     except AttributeError:
         return NamedShape(None)
@@ -395,16 +395,16 @@ def _shape(value: Any) -> NamedShape:
 
 
 MAX_PARTS = 10_000
-"""Layers, experts or heads: a config of a few bytes may ask for any number of modules."""
+"""Most layers, experts or heads: a config of a few bytes may ask for any number of modules."""
 
 
 def is_model_config(content: Any) -> bool:
-    """Whether the content of a JSON is a Hugging Face config of a model."""
+    """Whether the content of a JSON file is a Hugging Face config of a model."""
     return isinstance(content, Mapping) and isinstance(content.get("model_type"), str)
 
 
 def shapes_from_config(path: Path, content: Mapping[str, Any]) -> StateDictShapes:
-    """The state dict of the model that a `config.json` describes, made on torch's meta device."""
+    """Make the model of a `config.json` on torch's meta device, and return the shapes of its state dict."""
     _check_size(path, content)
     try:
         import transformers
@@ -419,7 +419,7 @@ def shapes_from_config(path: Path, content: Mapping[str, Any]) -> StateDictShape
     except Exception as error:
         said = f"{type(error).__name__}: {clip(first_line(error), MAX_MESSAGE)}"
         raise ReadError(path, f"transformers {transformers.__version__} makes no model of it: {said}") from error
-    # from_pretrained ties what the config says is tied, whether the file has it or not.
+    # from_pretrained ties the names that the config ties, whether the file has both or not.
     return replace(made, ties_optional=True, converts=True)
 
 
@@ -435,7 +435,7 @@ def _model(transformers: Any, path: Path, content: Mapping[str, Any]) -> Any:
 
 
 def _class(transformers: Any, path: Path, content: Mapping[str, Any]) -> Any:
-    """The class that a config names; only one of transformers' own."""
+    """Return the class that a config names; only classes of transformers itself are accepted."""
     named = content.get("architectures")
     name = named[0] if isinstance(named, list) and named else None
     if not isinstance(name, str):
@@ -452,7 +452,7 @@ def _lacks(transformers: Any, what: str) -> str:
 
 
 def _check_size(path: Path, content: Any) -> None:
-    """Refuse numbers of layers and the like that would take all time and memory."""
+    """Refuse numbers of layers and the like that would take too much time and memory."""
     stack = [content]
     while stack:
         node = stack.pop()
@@ -468,7 +468,7 @@ def _check_size(path: Path, content: Any) -> None:
 
 @contextlib.contextmanager
 def _offline(transformers: Any) -> Iterator[None]:
-    """Keep transformers off the network and quiet, for this one model: the program around us may need both later."""
+    """Keep transformers off the network and quiet within the block; the program around may need both later."""
     from huggingface_hub import constants
 
     logging = transformers.utils.logging

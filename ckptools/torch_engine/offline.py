@@ -1,11 +1,11 @@
-"""Real torch objects from one rank's file, on a machine that is not the cluster.
+"""Load real torch objects from one rank's file, without the cluster.
 
-`torch.load` of a rank file wants the process group that it was saved by: a `ShardedTensor` refuses another rank or
-world size, and a `DTensor`'s mesh brings the names of process groups that are not there. `offline()` gives a group
-of this one process and takes those checks away for as long as it lasts; `load_shard` loads a file inside it.
+`torch.load` of a rank file needs the process group that saved it: a `ShardedTensor` refuses another rank or world size,
+and a `DTensor`'s mesh names process groups that do not exist. `offline()` makes a group of this process alone and
+removes the checks while it lasts; `load_shard` loads a file inside it.
 
-The group is Gloo over an in-process store, so no port is taken and any number of processes can do this on one host.
-Nothing here imports torch before it is needed.
+The group is Gloo over an in-process store, so it needs no port, and any number of processes can do this on one host.
+torch is imported on use.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ckptools.errors import CkptoolsError, ForeignClassError, ReadError
 from ckptools.files.opening import File
 from ckptools.pickles import reader
 
-# -- patch torch in `offline()`: how three classes take their pickled state --------------------------------------------
+# -- patches of torch in `offline()`: three classes accept their pickled state without their process group
 # - `ShardedTensor` compares the rank and the world size that saved it with the current process group's.
 # - `DeviceMesh` has had several states: up to 2.9 `mesh` (an int tensor of ranks) and `mesh_dim_names`, then
-#   `_layout` over a `_rank_map`; one form is not read by the other's code. It also carries names of process groups,
-#   which do not exist in another process, or are those of other groups. And a slice of a larger mesh finds its own
-#   ranks by asking for the current one.
-# - `DTensorSpec` got fields (`shard_order`) that older states lack, keeps hashes that hold in one process only, and
-#   holds placements that became C++ objects.
+#   `_layout` over a `_rank_map`; code for one form cannot read the other. It also has names of process groups, which
+#   do not exist in another process, or are those of other groups. And a slice of a larger mesh finds its own ranks by
+#   asking for the current one.
+# - `DTensorSpec` has fields (`shard_order`) that older states lack, keeps hashes that are valid in one process only,
+#   and has placements that became C++ objects.
 #
 # Source: torch/distributed/_shard/sharded_tensor/api.py, device_mesh.py, tensor/_dtensor_spec.py; checked with torch
 # 2.13.0 on files of torch 1.13.1 to 2.13.0, and with torch 2.11.0 and 2.12.0 on files of their own.
@@ -41,11 +41,11 @@ State = dict[str, Any]
 
 GROUP_FIELDS = ("_dim_group_names", "_dim_group_infos", "_pg_registry")
 NO_GROUP = "(none: loaded offline by ckptools)"
-"""Takes the place of a process group's name, and turns up in torch's error when something asks for the group."""
+"""Replaces a process group's name, and appears in torch's error if something asks for the group."""
 
 
 def patches() -> list[tuple[type, str, Callable[..., Any]]]:
-    """`(class, method name, replacement)` for the installed torch."""
+    """List `(class, method name, replacement)` for the installed torch."""
     from torch.distributed._shard.sharded_tensor.api import ShardedTensor
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
@@ -59,7 +59,7 @@ def patches() -> list[tuple[type, str, Callable[..., Any]]]:
 
 
 def _set_sharded_tensor(tensor: Any, state: tuple[Any, ...]) -> None:
-    """Take a ShardedTensor's state as it is, and note who saved it."""
+    """Set a ShardedTensor's state without checks, and keep the rank that saved it."""
     from torch import distributed
 
     tensor._local_shards, tensor._metadata, saved_by, tensor._sharding_spec, _ = state
@@ -72,7 +72,7 @@ def _set_sharded_tensor(tensor: Any, state: tuple[Any, ...]) -> None:
 
 
 def _sharded_tensor_state(original: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], tuple[Any, ...]]:
-    """Make a `__getstate__` that says again who saved the tensor, not who has loaded it."""
+    """Make a `__getstate__` that keeps the rank that saved the tensor, in place of the rank that loaded it."""
 
     def get_state(tensor: Any) -> tuple[Any, ...]:
         if not hasattr(tensor, "_ckptools_group"):
@@ -84,14 +84,14 @@ def _sharded_tensor_state(original: Callable[[Any], tuple[Any, ...]]) -> Callabl
 
 
 def _set_mesh(mesh: Any, state: State) -> None:
-    """Make a DeviceMesh of the installed torch's form from a state of any form, without process groups.
+    """Set a DeviceMesh from a state of any torch version, in the form of the installed one, without process groups.
 
     A slice of a larger mesh becomes a mesh of its own ranks.
     """
     ranks = mesh_ranks(state)
     place = state.get("_coordinate_on_dim")
     rank = state.get("_rank")
-    if ranks is None:  # a slice, saved by a rank that is not in it: it is unknown which slice
+    if ranks is None:  # a rank outside of a slice saved it: unknown which slice
         mesh.__dict__.update({k: v for k, v in state.items() if k not in GROUP_FIELDS}, _pg_registry={})
     else:
         if rank is None and place is not None:
@@ -107,10 +107,10 @@ def _set_mesh(mesh: Any, state: State) -> None:
 
 
 def mesh_ranks(state: State) -> Any:
-    """Rank of every coordinate as an int tensor of the mesh's shape; None when the state does not say.
+    """Return the rank of every coordinate as an int tensor of the mesh's shape; None if the state does not tell.
 
-    The numbers are taken from the plain lists that torch keeps beside its tensors, which `map_location` may have
-    put on another device, or on none.
+    The ranks come from the plain lists that torch keeps beside its tensors, as `map_location` may have moved the
+    tensors to another device, or to none.
     """
     import torch
 
@@ -122,7 +122,7 @@ def mesh_ranks(state: State) -> Any:
         return None
     if not hasattr(layout, "axes") and hasattr(type(layout), "from_sizes_strides"):
         layout = _with_axes(layout)
-    slices = layout.remap_to_tensor(torch.tensor(state["_flatten_rank_map"]))  # every slice that looks like this one
+    slices = layout.remap_to_tensor(torch.tensor(state["_flatten_rank_map"]))  # all slices of this shape and stride
     if len(slices) == 1:
         return slices[0]
     found = (slices == state.get("_rank", -1)).nonzero()
@@ -130,7 +130,7 @@ def mesh_ranks(state: State) -> Any:
 
 
 def _with_axes(layout: Any) -> Any:
-    """A `_MeshLayout` of torch before 2.13, which has one shape and stride of all dimensions, in the form of 2.13."""
+    """Convert a `_MeshLayout` from before torch 2.13, with a single shape and stride, to the form of 2.13."""
     from torch.distributed._mesh_layout import _FlatLayout
 
     shape, stride = (value if isinstance(value, tuple) else (value,) for value in (layout.shape, layout.stride))
@@ -138,7 +138,7 @@ def _with_axes(layout: Any) -> Any:
 
 
 def _standalone(cls: type, state: State, ranks: Any, rank: int | None) -> State:
-    """The attributes of a mesh of these ranks, as the installed torch makes it."""
+    """Return the attributes of a mesh of these ranks, as the installed torch makes it."""
     device_type = state.get("_device_type", state.get("device_type"))
     names = state.get("_mesh_dim_names", state.get("mesh_dim_names"))
     me = {"_rank": rank} if "_rank" in signature(cls).parameters else {}
@@ -147,17 +147,17 @@ def _standalone(cls: type, state: State, ranks: Any, rank: int | None) -> State:
 
 
 def _world_size(state: State, ranks: Any) -> int:
-    """Ranks of the outermost mesh."""
+    """Number of ranks of the outermost mesh."""
     outer = state.get("_root_mesh") or state.get("_parent_mesh")
     here = len(state.get("_flatten_rank_map") or ()) if ranks is None else ranks.numel()
     return max(here, getattr(outer, "_ckptools_world_size", 0))
 
 
 def _set_spec(spec: Any, state: State) -> None:
-    """Take a DTensorSpec's state, make what it lacks, and make its `Replicate`s again.
+    """Set a DTensorSpec's state, add missing fields, and make its `Replicate`s again.
 
-    Up to 2.8 or so a `Replicate` was pickled without a state. The installed torch's is a C++ object that only its
-    state brings to life: the first look at one that got none ends the process.
+    Up to about torch 2.8, `Replicate` was pickled without a state. The installed torch's is a C++ object that is not
+    initialised without one: its first use crashes the process.
     """
     from torch.distributed.tensor import Replicate
 
@@ -170,7 +170,7 @@ def _set_spec(spec: Any, state: State) -> None:
 # -- torch offline -----------------------------------------------------------------------------------------------------
 
 
-MapLocation = Any  # what `torch.load` takes: a device, its name, a dict or a function
+MapLocation = Any  # as for `torch.load`: a device, its name, a dict or a function
 
 _lock = threading.RLock()
 _inside = 0
@@ -179,16 +179,16 @@ _undo = ExitStack()
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Let rank files of any rank and world size be loaded here, with `torch.load` or `ckptools.load_shard`.
+    """Allow rank files of any rank and world size to be loaded, by `torch.load` or `ckptools.load_shard`.
 
-    Inside, `ShardedTensor`s load without being compared with the current process group, and meshes of `DTensor`s
-    saved by torch 2.2 and later are brought into the installed torch's form. Afterwards `local_shards()`,
-    `metadata()`, `size()`, `dtype` of a ShardedTensor and `to_local()`, `placements`, `device_mesh` of a DTensor
-    work, and both the tensor and the mesh keep who saved them as `_ckptools_rank` and `_ckptools_world_size`.
-    What would need the other ranks (`full_tensor()`, `gather()`) raises torch's own error: no group is pretended.
+    Inside, `ShardedTensor`s load without a comparison with the current process group, and meshes of `DTensor`s saved by
+    torch 2.2 and later are converted to the installed torch's form. Afterwards `local_shards()`, `metadata()`,
+    `size()`, `dtype` of a ShardedTensor and `to_local()`, `placements`, `device_mesh` of a DTensor work, and both the
+    tensor and the mesh keep the rank and world size that saved them as `_ckptools_rank` and `_ckptools_world_size`.
+    Methods that need the other ranks (`full_tensor()`, `gather()`) raise torch's own error: no group is faked.
 
-    A process group that exists already is used and left alone. Everything is undone on exit, also after an
-    exception; with several threads or nested use, when the last one leaves.
+    An existing process group is used and left alone. Everything is undone on exit, also after an exception; with
+    several threads or nested use, when the last one exits.
     """
     global _inside
     with _lock:
@@ -206,7 +206,7 @@ def offline() -> Iterator[None]:
 
 @contextmanager
 def _entered() -> Iterator[None]:
-    """Make the group and the patches, and undo them."""
+    """Make the process group and the patches, and undo them."""
     from torch import distributed
 
     with ExitStack() as stack:
@@ -219,7 +219,7 @@ def _entered() -> Iterator[None]:
 
 @contextmanager
 def _own_group() -> Iterator[None]:
-    """A process group of this process alone, unless there is one already."""
+    """Make a process group of this process alone, unless there is a group already."""
     from torch import distributed
     from torch._C._distributed_c10d import HashStore
 
@@ -228,7 +228,7 @@ def _own_group() -> Iterator[None]:
         return
     excepthook = sys.excepthook
     distributed.init_process_group("gloo", store=HashStore(), world_size=1, rank=0)
-    sys.excepthook = excepthook  # torch's would write "[rank0]:" before tracebacks, also after the group is gone
+    sys.excepthook = excepthook  # torch's hook writes "[rank0]:" before tracebacks, even after the group is destroyed
     group = distributed.group.WORLD
     try:
         yield
@@ -239,7 +239,7 @@ def _own_group() -> Iterator[None]:
 
 @contextmanager
 def _patched(owner: type, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
-    """Replace a method of a class; one that it inherited, or did not have, is removed again."""
+    """Replace a method of a class; an inherited or missing method is removed again."""
     missing = object()
     before = vars(owner).get(name, missing)
     setattr(owner, name, replacement)
@@ -253,32 +253,32 @@ def _patched(owner: type, name: str, replacement: Callable[..., Any]) -> Iterato
 
 
 def load_shard(path: str | Path, map_location: MapLocation = "cpu", trust: bool = False) -> Any:
-    """Load one torch.save file as what it was: dicts, tensors, `ShardedTensor`s, `DTensor`s.
+    """Load one torch.save file as real objects: dicts, tensors, `ShardedTensor`s, `DTensor`s.
 
-    The file is mapped, not read: a tensor's bytes come from the disk when they are used. (Files from before torch
-    1.6 cannot be mapped and are read; compressed ones are unpacked into a temporary file first.)
+    The file is mapped, not read: a tensor's bytes are read from disk when they are used. (Files from before torch 1.6
+    cannot be mapped and are read; compressed ones are first unpacked into a temporary file.)
 
     Args:
         path: one rank's file, or any file that torch.save wrote.
-        map_location: where the tensors go, as in `torch.load`.
-        trust: run whatever code the pickle names, as `torch.load(weights_only=False)` does. Otherwise only the
-            classes of `ckptools.torch_engine.allow_list` are made, and those that the caller has given to
+        map_location: device for the tensors, as in `torch.load`.
+        trust: run whatever code the pickle names, as `torch.load(weights_only=False)` does. Otherwise only classes of
+            `ckptools.torch_engine.allow_list` are built, and those that the caller has added by
             `torch.serialization.add_safe_globals`.
 
     Raises:
-        ReadError: the file is missing, cut, damaged, or no torch.save file.
-        ForeignClassError: it needs classes that are not on the allow-list; `.names` has all of them.
+        ReadError: the file is missing, cut, damaged, or not a torch.save file.
+        ForeignClassError: the file needs classes that are not on the allow-list; `.names` lists all of them.
     """
     path = Path(path)
     return load_named(path, () if trust else reader.read(path).names, map_location, trust)
 
 
 def load_named(path: Path, names: Sequence[str], map_location: MapLocation = "cpu", trust: bool = False) -> Any:
-    """Load a file as `load_shard` does, when the names that it mentions have been listed already."""
+    """Load a file as `load_shard` does, given the names that it mentions."""
     from ckptools.torch_engine import allow_list
 
     path, zipped = _loadable(path)
-    with offline(), _lock:  # one at a time: what torch allows is a global list, and so are warnings
+    with offline(), _lock:  # one at a time: torch's allow-list and warnings are global
         if trust:
             return _load(path, map_location, zipped, weights_only=False)
         with allow_list.allowing(path, names):
@@ -286,12 +286,12 @@ def load_named(path: Path, names: Sequence[str], map_location: MapLocation = "cp
 
 
 def load_plain(path: Path) -> Any:
-    """Load a zip archive as plain `torch.load(path, mmap=True)` does, which makes only what is on torch's own list."""
+    """Load a zip archive as plain `torch.load(path, mmap=True)` does, which builds only classes on torch's own list."""
     return _load(path, "cpu", True, weights_only=True)
 
 
 def _loadable(path: Path) -> tuple[Path, bool]:
-    """The file, or a temporary one where it is compressed; and whether that is a zip archive."""
+    """Return the file, or a temporary copy if it is compressed; and whether that is a zip archive."""
     with File(path) as file, reader.decompressed(file) as (opened, contents):
         if contents[-1] == "tar":
             raise ReadError(path, "is a tar, which torch.load does not look into; unpack it first")
@@ -305,7 +305,7 @@ def _load(path: Path, map_location: MapLocation, zipped: bool, weights_only: boo
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about torch's own deprecated storage classes, nothing a user could do
+            warnings.simplefilter("ignore")  # about torch's own deprecated storage classes
             return torch.load(path, map_location=map_location, mmap=zipped, weights_only=weights_only)
     except Refused as error:
         raise ForeignClassError(path, [str(error)]) from error
@@ -316,12 +316,12 @@ def _load(path: Path, map_location: MapLocation, zipped: bool, weights_only: boo
 
 
 def _cause(error: Exception) -> str:
-    """The one line of torch's message that says what happened."""
+    """Return the line of torch's message that tells the cause."""
     text = str(error).replace("WeightsUnpickler error:", "\n")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if isinstance(error, UnpicklingError):
         lines = [line for line in lines if not line.startswith(_ADVICE)] or lines
-    if lines and lines[0].startswith("Unsupported operand"):  # an opcode of pickle protocol 4, mostly
+    if lines and lines[0].startswith("Unsupported operand"):  # usually an opcode of pickle protocol 4
         lines[0] += ", in trusted files only (trust=True)"
     return f"{lines[0]:.200}" if lines else type(error).__name__
 
