@@ -1,1 +1,1 @@
-"""Pictures: drawn from records, as SVG and in words; whoever shows one imports it from here."""
+"""Pictures of records, as SVG and in words."""

@@ -1,7 +1,8 @@
-"""The heat map, which several features draw; other pictures live with their features.
+"""The heat map: a value of every tensor as a colour.
 
-Rectangles, lines and text need no library: a plotting library would take hundreds of times longer to import, and write
-ten times the bytes. Each picture is made in two steps, records to cells and cells to SVG. Neither reads a file.
+Rectangles, lines and text need no library: importing a plotting library would take hundreds of times longer, and its
+files would be ten times larger. A picture is made in two steps, from records to cells and from cells to SVG; neither
+reads files.
 """
 
 from __future__ import annotations
@@ -35,28 +36,28 @@ from ckptools.keys.entries import layer_and_role
 from ckptools.stats.record import Moments, Statistics, Stats
 from ckptools.text import clip_middle, number, plural
 
-# -- colour scales of figures: absolute, or relative to the other figures of the row -----------------------------------
+# -- colours of values: absolute, or relative to the other values of their row ----------------------------------------
 
 
 def figure_text(value: float | None) -> str:
-    """Format a figure with four digits."""
+    """Render a number in four digits."""
     return "not known" if value is None else number(float(f"{value:.4g}"))
 
 
 class Scale(NamedTuple):
-    """The colour scale of positive finite figures, logarithmic, from dark to bright."""
+    """A logarithmic colour scale for positive finite values, from dark to bright."""
 
     low: float
     high: float
 
     @classmethod
     def of(cls, figures: Iterable[float | None]) -> Scale | None:
-        """Make the scale of some figures; None if none is positive and finite."""
+        """Make a scale for some values; None if none is positive and finite."""
         values = [value for value in figures if value is not None and drawable(value)]
         return cls(min(values), max(values)) if values else None
 
     def color(self, value: float, role: str = "") -> str:
-        """The colour of a figure: one of viridis's ten steps; `role` is ignored."""
+        """Return the colour of a value: one of viridis's ten steps; `role` is ignored."""
         whole = math.log(self.high) - math.log(self.low)
         if not whole:
             return VIRIDIS[len(VIRIDIS) // 2]
@@ -65,23 +66,23 @@ class Scale(NamedTuple):
 
     @property
     def ramp(self) -> tuple[str, Sequence[str], str]:
-        """The label before the colours, the colours, and the label behind them."""
+        """The text before the colours, the colours, and the text after them."""
         return figure_text(self.low), VIRIDIS, figure_text(self.high)
 
     @property
     def words(self) -> str:
-        """The scale in words."""
+        """Describe the scale."""
         return f"colours from {figure_text(self.low)} to {figure_text(self.high)}, logarithmic"
 
 
 class RowScale(NamedTuple):
-    """The colour scale of figures relative to the median of their row: each step is a factor of two."""
+    """A colour scale for values relative to the median of their row: each step is a factor of two."""
 
     medians: Mapping[str, float]
 
     @classmethod
     def of(cls, figures: Iterable[tuple[str, float | None]]) -> RowScale | None:
-        """Make the scale of figures, each with its role; None if none is positive and finite."""
+        """Make a scale for values, each with its role; None if none is positive and finite."""
         rows: dict[str, list[float]] = {}
         for role, value in figures:
             if value is not None and drawable(value):
@@ -89,33 +90,33 @@ class RowScale(NamedTuple):
         return cls({role: median(values) for role, values in rows.items()}) if rows else None
 
     def color(self, value: float, role: str = "") -> str:
-        """The colour of a figure in the row of a role."""
+        """Return the colour of a value in the row of its role."""
         middle = len(DIVERGING) // 2
         steps = round(math.log2(value) - math.log2(self.medians[role]))
         return DIVERGING[max(0, min(len(DIVERGING) - 1, middle + steps))]
 
     @property
     def ramp(self) -> tuple[str, Sequence[str], str]:
-        """The label before the colours, the colours, and the label behind them."""
+        """The text before the colours, the colours, and the text after them."""
         most = 2 ** (len(DIVERGING) // 2)
         return f"1/{most} or less", DIVERGING, f"{most} x or more, of the median of the row"
 
     @property
     def words(self) -> str:
-        """The scale in words."""
+        """Describe the scale."""
         return "colours relative to the median of the row, a step for each factor of two"
 
 
 def drawable(value: float) -> bool:
-    """Whether a figure has a place on a logarithmic scale."""
+    """Whether a value fits a logarithmic scale: positive and finite."""
     return value > 0 and math.isfinite(value)
 
 
-# -- heat maps: a coloured cell per tensor, layers across and roles in a layer down ------------------------------------
+# -- heat maps: a value of every tensor as a colour, layers across and roles (names without the layer number) down ----
 
 
 ACROSS = 48
-"""At most this many layers lie side by side; further layers go below."""
+"""At most this many layers side by side; further ones follow below."""
 
 MAX_ROLES = 120
 MAX_CELLS = 2000
@@ -126,7 +127,7 @@ NAMES = 230.0
 
 CELL = 17.0
 ROOM = int(NAMES / 6.9)
-"""Characters that fit before the cells."""
+"""Number of characters that fit before the cells."""
 
 Letter = Literal["", "N", "0", "=", "~", "A", "B", "?"]
 MEANS: dict[Letter, str] = {
@@ -138,11 +139,11 @@ MEANS: dict[Letter, str] = {
     "B": "only in B",
     "?": "not known",
 }
-"""Meanings of the letters in cells that are not just a number."""
+"""Letters of cells that are more than a number, and their meaning."""
 
 
 class HeatCell(NamedTuple):
-    """One tensor: its name, its figure (not negative), and a letter to show in the cell.
+    """One tensor: its name, a value of at least 0, and a letter shown in the cell.
 
     `words` follow the name when the pointer is over the cell.
     """
@@ -157,7 +158,7 @@ class HeatCell(NamedTuple):
 
 
 def rms_cells(found: Statistics[Stats]) -> list[HeatCell]:
-    """Make a cell of every floating-point tensor: its root mean square over the finite elements that were read."""
+    """Make cells of the root mean square of every floating-point tensor, over the finite elements that were read."""
     return [_rms_cell(row) for row in found.rows if row.numel and is_floating(row.dtype)]
 
 
@@ -171,7 +172,7 @@ def _rms_cell(row: Stats) -> HeatCell:
 
 
 def moment_cells(found: Statistics[Moments], field: Literal["update", "ratio"]) -> list[HeatCell]:
-    """Make a cell of every parameter: the size of its next step, absolute (`update`) or relative (`ratio`)."""
+    """Make cells of the size of every parameter's next step: absolute (`update`), or relative to it (`ratio`)."""
     words = {"update": "update", "ratio": "lr*update/weight"}[field]
     return [_moment_cell(row, getattr(row, field), words) for row in found.rows if row.numel]
 
@@ -186,7 +187,7 @@ def _moment_cell(row: Moments, value: float | None, words: str) -> HeatCell:
 
 
 def change_cells(difference: Difference) -> list[HeatCell]:
-    """Make a cell of every floating-point weight: its change relative to its norm."""
+    """Make cells of the change of every floating-point weight relative to its norm."""
     weights = [row for row in difference.tensors if row.subject == "weights"]
     return [_change_cell(row) for row in weights if is_floating(row.dtype_a or row.dtype_b or "")]
 
@@ -212,7 +213,7 @@ class HeatGrid(NamedTuple):
 
     Attributes:
         roles: in order of appearance; roles outside of layers come last.
-        layers: numbers in ascending order, None first if a tensor is in no layer.
+        layers: numbers in ascending order, after None if some tensor is outside of layers.
         cells: cell by role and layer.
     """
 
@@ -222,7 +223,7 @@ class HeatGrid(NamedTuple):
 
 
 def heat_grid(cells: Iterable[HeatCell]) -> HeatGrid:
-    """Sort cells into a grid; if two names share a place, the later one gets a row of its own."""
+    """Place every cell by role and layer; if two names have the same place, the later gets a row of its own."""
     found: dict[tuple[str, str | None], HeatCell] = {}
     for cell in cells:
         layer, role = layer_and_role(cell.name)
@@ -234,13 +235,13 @@ def heat_grid(cells: Iterable[HeatCell]) -> HeatGrid:
     return HeatGrid(tuple(roles), tuple(layers), found)
 
 
-# -- drawn -------------------------------------------------------------------------------------------------------------
+# -- drawing -----------------------------------------------------------------------------------------------------------
 
 
 def heat_map(title: str, cells: Sequence[HeatCell], absolute: bool = False) -> Picture:
-    """Draw a cell for every tensor: layers across, roles down. The title names the figure and its subject.
+    """Draw a value of every tensor: layers across, roles down. The title names the value and its subject.
 
-    Colours are relative to the median of each row, which shows outliers; with `absolute` they show the figure itself.
+    Colours are relative to the median of each row, which shows outliers; or absolute.
     """
     title = name_text(title)
     grid = heat_grid(cells)
@@ -272,7 +273,7 @@ def _named(cell: HeatCell) -> str:
 
 
 def _drawn(grid: HeatGrid, scale: Scale | RowScale | None) -> tuple[list[str], float]:
-    """The drawing's parts, in blocks of at most `ACROSS` layers, and its height."""
+    """Draw the cells, in blocks of at most `ACROSS` layers; return the parts of the drawing and their height."""
     roles = grid.roles[:MAX_ROLES]
     blocks = [grid.layers[n : n + ACROSS] for n in range(0, len(grid.layers), ACROSS)]
     kept = blocks[: max(1, MAX_CELLS // max(1, len(roles) * ACROSS))]
@@ -295,7 +296,7 @@ def _drawn(grid: HeatGrid, scale: Scale | RowScale | None) -> tuple[list[str], f
 
 
 def _key(letter: Letter, means: str, in_part: bool) -> Key:
-    """The legend entry of a letter; cells that were read only in part are hatched instead."""
+    """Make the legend entry of a letter; for cells read in part, a hatching replaces the letter."""
     partial = letter == "?" and in_part
     kind = "hatched" if partial else "bad" if letter == "N" else "pale rim"
     return Key(kind, "" if partial else letter, "not read in full" if partial else means)
@@ -319,7 +320,7 @@ def _block(
 
 
 def _ticks(every_layer: Sequence[str | None], layers: Sequence[str | None], width: float, y: float) -> Iterator[str]:
-    """Label cells with layer numbers, as many as fit: every one, second, fourth and so on."""
+    """Label the layers above their cells, as many as fit: every, every second, every fourth layer and so on."""
     numbered = [layer for layer in every_layer if layer is not None]
     room = (max(map(len, numbered), default=1) + 1) * CHARACTER
     apart = next(n for n in (1, 2, 4, 8, 16, 32, 64, 128) if n * width >= room or n == 128)
@@ -330,7 +331,7 @@ def _ticks(every_layer: Sequence[str | None], layers: Sequence[str | None], widt
 
 
 def common_beginning(names: Sequence[str]) -> str:
-    """The longest common prefix of names that ends in a dot; "" for a single name, or if it is a whole name."""
+    """Return the common beginning of several names, up to a dot; "" for a single name, or if there is none."""
     words = zip(*(name.split(".")[:-1] for name in names), strict=False)
     alike = [same[0] for same in takewhile(lambda same: len(set(same)) == 1, words)]
     return "".join(f"{word}." for word in alike) if len(names) > 1 else ""
@@ -338,7 +339,7 @@ def common_beginning(names: Sequence[str]) -> str:
 
 def _cell(cell: HeatCell, role: str, at: Rect, scale: Scale | RowScale | None) -> Iterator[str]:
     value, hover = cell.value, f"{name_text(cell.name)}: {cell.words}"
-    if cell.letter == "?" and value is not None:  # read in part
+    if cell.letter == "?" and value is not None:  # only part of the tensor was read
         yield hatched(at, hover)
     elif scale is None or value is None or not drawable(value) or cell.letter:
         bad = cell.letter == "N"

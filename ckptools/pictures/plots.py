@@ -1,4 +1,4 @@
-"""The pictures that can be asked of a checkpoint, of a difference and of a run: `ck.plot.ranks()`."""
+"""Pictures of checkpoints, differences and runs for users: `ck.plot.ranks()`."""
 
 from __future__ import annotations
 
@@ -35,31 +35,31 @@ FIGURES: Mapping[Figure, str] = {
 
 
 class CheckpointPlots:
-    """The pictures of a checkpoint. Each shows itself in a notebook, has `.text`, and `.save("x.svg")`."""
+    """Pictures of a checkpoint. Each displays itself in a notebook, has `.text`, and `.save("x.svg")`."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
 
     def ranks(self, problems: Iterable[Problem] | None = None) -> Picture:
-        """A cell for each rank: whole, missing, cut, odd one out, of another step. Nothing more is read for it.
+        """Draw a cell for each rank: whole, missing, cut, odd one out, of another step. Reads nothing more.
 
         Args:
-            problems: what is wrong, such as `ck.verify().problems`, which looks into every file; None for those
-                that opening it found.
+            problems: problems to draw, such as `ck.verify().problems`, which come from reading every file; None for the
+                problems found when the checkpoint was opened.
         """
         return rank_map(self._checkpoint, problems)
 
     def layout(self, key: str) -> Picture:
-        """Which rank holds which part of a tensor, to scale: copies of it, and holes hatched.
+        """Draw which rank holds which part of a tensor, to scale, with every copy; holes are hatched.
 
         Raises:
-            UsageError: no tensor has this name, as `ck.records()` has it.
+            UsageError: no tensor has this name, as listed by `ck.records()`.
         """
         entry = self._tensor(key)
         return tensor_layout(entry.value, entry.name, shard_rows(entry.value))
 
     def bytes(self) -> Picture:
-        """The bytes of each section by dtype, as those of the global tensors."""
+        """Draw the bytes of each section by dtype, of global tensors."""
         return bytes_by_section(self._read if self._checkpoint.in_parts else self._checkpoint)
 
     def heat(
@@ -72,11 +72,11 @@ class CheckpointPlots:
         jobs: int | None = None,
         progress: Progress | None = None,
     ) -> Picture:
-        """A figure of every tensor as a colour, layers across and what they do in their layer down. Reads the values.
+        """Draw a value of every tensor as a colour, layers across and their tensors down. Reads the values.
 
-        `figure` is `rms` of the weights; `update`, how far Adam's next step moves each parameter, without lr; or
-        `ratio`, that step beside the parameter: lr * update / weight. Colours are relative to the median of each row,
-        or with `absolute` those of the figure itself. The other arguments are those of `Checkpoint.stats`.
+        `figure` is `rms` of the weights; `update`, the size of Adam's next step for each parameter, without lr; or
+        `ratio`, that step relative to the parameter: lr * update / weight. Colours are relative to the median of each
+        row, or with `absolute` those of the value itself. The other arguments are those of `Checkpoint.stats`.
 
         Raises:
             UsageError: there is no such figure, or no optimizer has such moments.
@@ -91,10 +91,10 @@ class CheckpointPlots:
         return heat_map(f"{FIGURES[figure]} of {self._checkpoint.name}", cells, absolute)
 
     def histogram(self, key: str) -> Picture:
-        """Draw how the values of a tensor are spread between the smallest and the largest. Reads them twice.
+        """Draw the distribution of a tensor's values from the smallest to the largest. Reads them twice.
 
         Raises:
-            UsageError: no tensor has this name, as `ck.records()` has it.
+            UsageError: no tensor has this name, as listed by `ck.records()`.
         """
         entry = self._tensor(key)
         return value_histogram(tensor_stats(entry.value, entry.name, histogram=True))
@@ -113,7 +113,7 @@ class CheckpointPlots:
         The arguments are those of `Checkpoint.stats`.
 
         Raises:
-            UsageError: there is no such section.
+            UsageError: the selected section does not exist.
         """
         found = self._checkpoint.stats(filter=filter, exclude=exclude, section=section, jobs=jobs, progress=progress)
         return norm_bars(f"l2 norms of tensors of {self._checkpoint.name}", found)
@@ -139,13 +139,13 @@ class CheckpointPlots:
 
 
 class DifferencePlots:
-    """The pictures of what differs between two checkpoints."""
+    """Pictures of the difference between two checkpoints."""
 
     def __init__(self, difference: Difference) -> None:
         self._difference = difference
 
     def heat(self) -> Picture:
-        """Draw how far each weight moved, beside its norm, as colours: layers across, their weights down.
+        """Draw the change of each weight, relative to its norm, as a colour: layers across, their weights down.
 
         Raises:
             UsageError: values were not compared.
@@ -161,13 +161,13 @@ class DifferencePlots:
 
 
 class RunPlots:
-    """The pictures of a run."""
+    """Pictures of a run."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
 
     def steps(self) -> Picture:
-        """Learning rate by step, and step by time, of every checkpoint: a bad resume is a break."""
+        """Draw learning rate by step, and step by time, of every checkpoint: a bad resume is a break in the line."""
         return run_steps(self._run)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The ranks of a checkpoint as cells that show what is wrong with their files, and its bytes as bars by section."""
+"""Pictures of a checkpoint: its ranks as cells that show problems of their files, and its bytes as bars by section."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from ckptools.model.tree import tensors_in
 from ckptools.text import few, plural, size, spans
 from ckptools.training_state.sections import measure, sections_of
 
-# -- pictures of a checkpoint: a cell for each rank that shows what is wrong with its files, and bars of its bytes -----
+# -- a cell for each rank that shows problems of its files -------------------------------------------------------------
 
 
 ACROSS = 32
-"""Cells of a row, at most."""
+"""Most cells in a row."""
 
 NODE = 8
-"""Ranks of a group where no mesh says more: most nodes have as many."""
+"""Ranks per group if no device mesh is known: most nodes have eight."""
 
 MAX_CELLS = 4096
 """At most this many cells are drawn; the text and the counts cover all."""
@@ -68,7 +68,7 @@ CODES: dict[State, tuple[Code, ...]] = {
         Code.NAME_CONTRADICTS, Code.NAMED_AS_ANOTHER_RANK, Code.STRAY_FILE, Code.METADATA_CONTRADICTS,
     ),
 }  # fmt: skip
-"""Codes of problems by the state of the ranks that they name; other or less severe problems give `other`."""
+"""Codes of problems by the state they give to the ranks they name; other or less severe problems give `other`."""
 
 
 class RankCell(NamedTuple):
@@ -80,10 +80,10 @@ class RankCell(NamedTuple):
 
 
 def rank_cells(ck: Checkpoint, problems: Iterable[Problem] | None = None) -> tuple[RankCell, ...]:
-    """A cell for each rank in order, then one for each file without a rank that has a problem.
+    """Make a cell for each rank in order, then one for each file without a rank that has a problem.
 
-    If no file belongs to a rank, every file has a cell. `problems` are those that `verify` finds in every file; None
-    for those found while opening it.
+    If no file belongs to a rank, every file gets a cell. `problems` come from `verify`, which reads every file; None
+    for the problems found when the checkpoint was opened.
     """
     ranks = {file.rank for file in ck.files if file.rank is not None}
     found = _problems_by_rank(ck.problems if problems is None else problems, len(ranks))
@@ -123,7 +123,7 @@ def _cell(rank: int | None, files: Sequence[RankFile], problems: Sequence[Proble
 
 
 def _state_of(problem: Problem) -> State:
-    # For instance, copies that may differ do not make a rank the odd one out.
+    # A less severe problem, such as copies that may differ, does not make a rank the odd one out.
     severe = problem.severity == problem.kind.severity
     return next((state for state, codes in CODES.items() if severe and problem.kind in codes), "other")
 
@@ -139,7 +139,7 @@ def _state(file: RankFile, read: bool) -> State:
 def rank_map(ck: Checkpoint, problems: Iterable[Problem] | None = None) -> Picture:
     """Draw a cell for each rank of a checkpoint: whole, missing, cut, odd one out, of another step.
 
-    `problems` are those that `verify` finds in every file; None for those found while opening it.
+    `problems` come from `verify`, which reads every file; None for the problems found when the checkpoint was opened.
     """
     known = tuple(ck.problems if problems is None else problems)
     cells = rank_cells(ck, problems if problems is None else known)
@@ -152,7 +152,7 @@ def rank_map(ck: Checkpoint, problems: Iterable[Problem] | None = None) -> Pictu
 
 
 def _words(cells: Sequence[RankCell], problems: Iterable[Problem], count: int) -> Iterator[str]:
-    """A line for each state of a rank, the most severe last, and the number of problems without a cell."""
+    """Yield a line for each state of ranks, the most severe last, and the number of problems without a cell."""
     for state, key in STATES.items():
         ranks = [cell.rank for cell in cells if cell.state == state and cell.rank is not None]
         names = [cell.words.partition(":")[0] for cell in cells if cell.state == state and cell.rank is None]
@@ -176,10 +176,10 @@ class Grouping(NamedTuple):
     """How cells are arranged.
 
     Attributes:
-        across: cells of a row.
+        across: cells in a row.
         group: cells between two gaps of a row.
         block: cells between two gaps of rows.
-        words: what the groups stand for; "" where nothing says so.
+        words: meaning of the groups; "" if unknown.
     """
 
     across: int
@@ -189,7 +189,7 @@ class Grouping(NamedTuple):
 
 
 def grouping(ck: Checkpoint, ranks: int) -> Grouping:
-    """Arrange ranks as the device mesh of their tensors or Megatron's settings state it, else in groups of eight."""
+    """Arrange ranks by the device mesh of their tensors or by Megatron's arguments, else in groups of eight."""
     mesh = _mesh(ck, ranks) or _megatron_mesh(ck, ranks)
     if mesh is None:
         return Grouping(ACROSS, NODE, ACROSS * ranks + 1)
@@ -204,7 +204,7 @@ def grouping(ck: Checkpoint, ranks: int) -> Grouping:
 
 
 def _mesh(ck: Checkpoint, ranks: int) -> tuple[Ints, list[str]] | None:
-    """The sizes of the mesh that most tensors state for all ranks, and names that their placements give its axes."""
+    """Find the sizes of the device mesh that most tensors state for all ranks, and name its axes by placements."""
     known = [t for _, t in tensors_in(ck.tree) if t.mesh and t.placements and len(t.mesh) > 1 and prod(t.mesh) == ranks]
     if not known:
         return None
@@ -214,7 +214,7 @@ def _mesh(ck: Checkpoint, ranks: int) -> tuple[Ints, list[str]] | None:
 
 
 def _megatron_mesh(ck: Checkpoint, ranks: int) -> tuple[Ints, list[str]] | None:
-    """The sizes and names of the axes that Megatron's settings state, the slowest first; None without settings.
+    """Find sizes and names of the axes in Megatron's arguments, the slowest first; None without arguments.
 
     Source: megatron/core/parallel_state.py, `initialize_model_parallel` (order `tp-cp-ep-dp-pp`).
     """
@@ -236,7 +236,7 @@ def _megatron_mesh(ck: Checkpoint, ranks: int) -> tuple[Ints, list[str]] | None:
 
 
 def _axis_name(placements: set[str]) -> str:
-    """`replicate` where no tensor is sharded, `shard` where all are in dimension 0, else `tp`."""
+    """Name an axis `replicate` if no tensor is sharded along it, `shard` if all are in dimension 0, else `tp`."""
     sharded = {placement for placement in placements if "Shard" in placement}
     if not sharded:
         return "replicate"
@@ -244,7 +244,7 @@ def _axis_name(placements: set[str]) -> str:
 
 
 def places(count: int, how: Grouping) -> list[Rect]:
-    """The places of `count` cells: `across` in a row, with gaps between groups and blocks."""
+    """Return the positions of `count` cells: `across` in a row, with gaps between groups and blocks."""
     found = []
     for n in range(count):
         row, column = divmod(n, how.across)
@@ -277,7 +277,7 @@ def _drawn(cells: Sequence[RankCell], how: Grouping) -> tuple[list[str], float]:
 
 
 def _block(cells: Sequence[RankCell], where: Sequence[Rect], top: float, across: int) -> Iterator[str]:
-    """The rows of some cells; the letters of a row are one element, for thousands would double the size."""
+    """Draw rows of cells; the letters of a row are one element, as one for each cell would double the size."""
     placed = [(cell, at._replace(y=at.y + top).inset(2)) for cell, at in zip(cells, where, strict=True)]
     for start in range(0, len(placed), across):
         row = placed[start : start + across]
@@ -290,17 +290,17 @@ def _block(cells: Sequence[RankCell], where: Sequence[Rect], top: float, across:
             yield marks(((at, key.letter) for at, key in shown if letter_of(key) == kind), kind)
 
 
-# -- the bytes of the sections of a checkpoint by dtype, as bars -------------------------------------------------------
+# -- bars of the bytes of each section by dtype ------------------------------------------------------------------------
 
 
 MAX_BARS = 40
-"""At most this many sections, the largest, have a bar."""
+"""At most this many sections, the largest, get a bar."""
 
 _KINDS = tuple(kind for kind in FILLS if kind != "light")
 
 BAR = 22.0
 NAMES, SIZES = 180.0, 80.0
-"""Room for the names of sections, and for their sizes."""
+"""Widths of the columns for the names of sections, and for their sizes."""
 
 
 class ByteBar(NamedTuple):
@@ -316,7 +316,7 @@ class ByteBar(NamedTuple):
 
 
 def byte_bars(ck: Checkpoint) -> tuple[ByteBar, ...]:
-    """The bytes of tensors by section, the largest first; a tied weight counts once."""
+    """Count the bytes of tensors by section, the largest first; a tied weight counts once."""
     made = []
     for section in sections_of(ck):
         parts = sorted(measure(section.value).bytes_of.items(), key=lambda item: (-item[1], item[0]))
@@ -354,7 +354,7 @@ def _bars_drawn(bars: Sequence[ByteBar]) -> tuple[list[str], float]:
 
 
 def part_widths(bar: ByteBar, most: int) -> Iterator[tuple[float, float]]:
-    """Start and width of each part of a bar; the largest section fills the width."""
+    """Yield start and width of each part of a bar; the largest section fills the width."""
     room, before = WIDTH - NAMES - SIZES, 0
     for _, nbytes in bar.dtypes:
         yield NAMES + before / most * room, nbytes / most * room

@@ -1,4 +1,4 @@
-"""A run as graphs: the learning rate by step, and the step by time; a bad resume shows as a break."""
+"""Draw a run: learning rate by step, and step by time; a bad resume shows as a break in the line."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ckptools.text import few, moment_utc, number, plural
 
 HIGH = 130.0
 LEFT = 70.0
-"""Height of a graph, and the width of the figures left of it."""
+"""Height of a graph, and width of the labels on its left."""
 
 JUMP = 10.0
 """A learning rate that changes by more than this factor between two checkpoints is a break."""
 
 MAX_POINTS = 1000
 MAX_LINES = 6
-"""At most this many checkpoints, the last ones, and learning rates per checkpoint are drawn."""
+"""The last `MAX_POINTS` checkpoints are drawn, and at most `MAX_LINES` learning rates of each."""
 
 
 class Point(NamedTuple):
@@ -34,7 +34,7 @@ class Point(NamedTuple):
 
 
 class Break(NamedTuple):
-    """Two checkpoints of a run of which `after` does not continue `before`."""
+    """Two successive checkpoints, where `after` does not continue `before`."""
 
     before: Point
     after: Point
@@ -42,7 +42,7 @@ class Break(NamedTuple):
 
 
 def points_of(run: RunFolder) -> tuple[Point, ...]:
-    """The checkpoints of a run in the order of saving; those without a time come last."""
+    """Make points of the checkpoints of a run, in the order of saving; those without a time come last."""
     found = [_point(row) for row in run.rows]
     return tuple(sorted(found, key=lambda p: (p.saved is None, p.saved or 0.0, p.step or 0)))
 
@@ -115,7 +115,7 @@ def _name(point: Point) -> str:
 
 
 class Axis(NamedTuple):
-    """A range of figures, and where its ends lie in the drawing."""
+    """A range of values, and the coordinates of its ends."""
 
     low: float
     high: float
@@ -123,14 +123,14 @@ class Axis(NamedTuple):
     end: float
 
     def at(self, value: float) -> float:
-        """Coordinate of a figure; the middle if all figures are equal."""
+        """Coordinate of a value; the middle if all values are equal."""
         if self.high == self.low:
             return (self.start + self.end) / 2
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
 def axis(values: Sequence[float], start: float, end: float) -> Axis:
-    """The range of some figures."""
+    """Make an axis for the range of some values."""
     return Axis(min(values), max(values), start, end)
 
 
@@ -164,7 +164,7 @@ def _frame(top: float, title: str, across: tuple[str, str], down: tuple[str, str
 
 
 def _rates(points: Sequence[Point], breaks: Sequence[Break], top: float) -> Iterator[str]:
-    """Every learning rate by step, in the order of saving, so that a step back is a line back."""
+    """Draw every learning rate by step, in the order of saving, so that a step back is a line back."""
     steps = axis([p.step or 0 for p in points], LEFT, WIDTH - 8)
     rates = axis([rate for p in points for rate in p.rates], top + 18 + HIGH, top + 18)
     ends = f"{rates.low:.4g}", f"{rates.high:.4g}"
@@ -178,7 +178,7 @@ def _rates(points: Sequence[Point], breaks: Sequence[Break], top: float) -> Iter
 def _course(
     placed: Sequence[tuple[float, float]], points: Sequence[Point], breaks: Sequence[Break], words: Sequence[str]
 ) -> Iterator[str]:
-    """Checkpoints in the order of saving, joined by lines, which are dashed at a break."""
+    """Draw checkpoints in the order of saving, joined by lines; a dashed line marks a break."""
     broken = {found.after for found in breaks}
     for (a, b), after in zip(pairwise(placed), points[1:], strict=True):
         yield line([a, b], "edge dash" if after in broken else "edge")

@@ -1,4 +1,4 @@
-"""The layout of a tensor as a picture: the rank of each part, to scale, with the gaps."""
+"""Draw the layout of a tensor: the rank that holds each region, to scale, with the gaps."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Tensor
 from ckptools.text import named_ranks, plural
 
-# One sharded dimension makes a strip, two make a grid; each copy of a piece has a strip or grid of its own below.
+# One sharded dimension makes a strip, two make a grid; further copies of a region are in strips or grids below.
 
 
 ACROSS = 32
-"""Pieces of a strip before it goes on in another line."""
+"""Regions in one line of a strip before it continues in the next line."""
 
 MAX_RECTS = 4096
-"""At most this many rectangles in a picture; copies, then pieces, beyond it are only counted."""
+"""At most this many rectangles in a picture; further copies, then further regions, are only counted."""
 
 RUNS_FROM = 128
-"""From so many pieces on, a strip shows runs of ranks that are here or not; a grid has labels at the start of its rows
-and on what is not here."""
+"""From this number of regions on, a strip merges neighbouring regions, and a grid labels only the first of each row
+and missing ones."""
 
 MAX_COPIES = 8
 MAX_HOLES = 64
 STRIP, GRID = 22.0, 200.0
-"""How high a line of a strip is, and a grid."""
+"""Height of a line of a strip, and of a grid."""
 
 FLAT = "more than two dimensions are cut: pieces in order of their places, as wide as they have elements"
 
 
 def tensor_layout(tensor: Tensor, name: str = "", rows: Iterable[ShardRow] | None = None) -> Picture:
-    """Draw the rank of each part of a tensor, every copy of it, and the gaps in the files that were read.
+    """Draw which rank holds which region of a tensor, every copy of it, and the gaps in the files that were read.
 
-    `rows` are its shards as `ckptools.contents.show.shard_rows` finds them in the files; None for those that the
-    tensor states, without reading anything.
+    `rows` are its shards as `ckptools.contents.show.shard_rows` finds them in the files; if None, the shards that the
+    tensor states are drawn, without reading files.
     """
     layout = layout_of(tensor, rows)
     title = f"layout of {name_text(name)}" if name else "layout of a tensor"
@@ -60,7 +60,7 @@ def tensor_layout(tensor: Tensor, name: str = "", rows: Iterable[ShardRow] | Non
 
 
 def strip_cells(start: int, length: int, each: int) -> Iterator[tuple[int, float, float]]:
-    """Place a range in a strip with `each` elements to a line: `(line, x, width)` for each line."""
+    """Place a range in a strip with `each` elements per line: yield `(line, x, width)` for each line."""
     while length > 0:
         at, first = divmod(start, each)
         taken = min(length, each - first)
@@ -69,9 +69,9 @@ def strip_cells(start: int, length: int, each: int) -> Iterator[tuple[int, float
 
 
 def box_rects(box: Box, shape: Ints, cut: Ints, each: int) -> Iterator[Rect]:
-    """The rectangles of a box in one strip or grid; boxes that cover a tensor fill it.
+    """Yield the rectangles of a box in one strip or grid; boxes that cover a tensor fill it.
 
-    The dimensions in `cut` are shown: none, one or two. A line of a strip has `each` elements of the one dimension.
+    Only the dimensions in `cut` are drawn: none, one or two. A line of a strip has `each` elements of that dimension.
     """
     if not cut:
         yield Rect(0, 0, WIDTH, STRIP)
@@ -87,10 +87,10 @@ def box_rects(box: Box, shape: Ints, cut: Ints, each: int) -> Iterator[Rect]:
 
 
 class _Panel(NamedTuple):
-    """The strip or grid of one copy of a tensor, with the place of each region.
+    """The strip or grid of one copy of a tensor, with the position of each region.
 
-    From many pieces of one dimension on, `runs` of them are drawn. A tensor sharded in many dimensions is `flat`: a
-    row of all its elements, in which pieces follow in their order.
+    If one dimension is cut into many regions, neighbouring ones are merged (`runs`). A tensor sharded in many
+    dimensions is `flat`: one row of all its elements, region after region.
     """
 
     shape: Ints
@@ -112,7 +112,7 @@ class _Panel(NamedTuple):
         return GRID if len(self.cut) == 2 else self.lines * STRIP
 
     def rects(self, box: Box, top: float) -> Iterator[Rect]:
-        """The rectangles of a region in a panel that begins at `top`."""
+        """Yield the rectangles of a region, in a panel that begins at `top`."""
         for at in box_rects(box, self.shape, self.cut, self.each):
             yield at._replace(y=at.y + top)
 
@@ -135,7 +135,7 @@ def _panel(layout: TensorLayout) -> _Panel:
 
 
 def _line_length(whole: int, lengths: Sequence[int]) -> int:
-    """Indices in a line of a strip: lines end where pieces end, as long as these are equal."""
+    """Choose the elements per line of a strip, so that lines end where regions end if those are equally long."""
     lines = -(-len(lengths) // ACROSS)
     if lines < 2:
         return whole
@@ -190,7 +190,7 @@ def _axis(layout: TensorLayout, panel: _Panel) -> str:
 
 
 def _panel_parts(layout: TensorLayout, panel: _Panel, copy: int, top: float) -> Iterator[str]:
-    """Draw the holes (first panel only), one copy of every piece, and the overlaps."""
+    """Draw the holes (in the first panel), one copy of every region, and the overlaps."""
     for gap in panel.holes if copy == 0 else ():
         for at in panel.rects(gap, top):
             yield hatched(at.inset(1), f"{'a hole' if panel.flat else gap}: in no file that was read")
@@ -212,7 +212,7 @@ def _panel_parts(layout: TensorLayout, panel: _Panel, copy: int, top: float) -> 
 
 
 def _run_parts(layout: TensorLayout, panel: _Panel, copy: int, top: float) -> Iterator[str]:
-    """Draw pieces of one dimension that follow each other, and are here or not, as one."""
+    """Draw neighbouring regions of one dimension as one rectangle, if all or none are in files that were read."""
     runs: list[list[DrawnPiece]] = []
     dim = panel.cut[0]
     for piece in (piece for piece in layout.pieces if copy < len(piece.copies)):

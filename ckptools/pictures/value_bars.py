@@ -1,4 +1,4 @@
-"""Pictures of figures: the values of one tensor as a histogram, and the largest and smallest norms by name."""
+"""Draw the values of one tensor as a histogram, and the largest and smallest norms of tensors as bars."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ckptools.text import clip_middle, count, number, plural
 
 HIGH = 150.0
 LEFT = 52.0
-"""Room for the counts on the left of a histogram."""
+"""Width of the counts on the left of a histogram."""
 
 MOST_TICKS = 8
 ENDS = 10
-"""So many of the largest norms are drawn, and so many of the smallest."""
+"""Number of largest norms to draw, and of smallest norms."""
 
 BAR = 18.0
 NAMES = 330.0
-"""Room for the names of tensors."""
+"""Width of the names of tensors."""
 
 
 class Bin(NamedTuple):
@@ -33,18 +33,18 @@ class Bin(NamedTuple):
 
 
 def value_bins(found: Stats) -> tuple[Bin, ...]:
-    """The bins of a tensor's values, equally wide from smallest to largest; none if they were not counted."""
+    """Make the bins of a tensor's values, equally wide from smallest to largest; none if they were not counted."""
     counts = found.histogram or ()
     if found.min is None or found.max is None or not sum(counts):
         return ()
     low, high = float(found.min), float(found.max)
-    # Halves, since the difference of two float64 may be infinite.
+    # Scale before subtracting, since the difference of two float64 may be infinite.
     edges = [low * (1 - n / len(counts)) + high * (n / len(counts)) for n in range(len(counts) + 1)]
     return tuple(Bin(edges[n], edges[n + 1], found_here) for n, found_here in enumerate(counts))
 
 
 def value_histogram(found: Stats) -> Picture:
-    """Draw the distribution of a tensor's values, counts on a logarithmic scale; a constant is a sentence."""
+    """Draw the distribution of a tensor's values, counts on a logarithmic scale; a constant becomes a sentence."""
     bins = value_bins(found)
     title = f"values of {name_text(found.name) or 'a tensor'}"
     odd = f"{found.nan} NaN and {found.inf} infinite left out" if found.nonfinite else "all finite"
@@ -73,7 +73,7 @@ def _sentences(title: str, facts: Sequence[str]) -> Picture:
 
 
 def bar_rects(bins: Sequence[Bin], top: float = 0.0) -> Iterator[Rect]:
-    """The places of the bars: side by side, height by the logarithm of the count, and never invisible."""
+    """Yield the bars: side by side, with the logarithm of the count as height, and never invisible."""
     most = math.log1p(max((one.members for one in bins), default=0))
     width = (WIDTH - LEFT) / max(1, len(bins))
     for n, one in enumerate(bins):
@@ -82,7 +82,7 @@ def bar_rects(bins: Sequence[Bin], top: float = 0.0) -> Iterator[Rect]:
 
 
 def round_ticks(low: float, high: float) -> list[float]:
-    """Round numbers between two limits: multiples of 1, 2 or 5 times a power of ten, so that 0 is one of them."""
+    """Find round numbers between two limits: multiples of 1, 2 or 5 times a power of ten, 0 among them."""
     span = high / MOST_TICKS - low / MOST_TICKS
     if not max(1e-290, 1e-9 * abs(low), 1e-9 * abs(high)) < span < math.inf:
         return []
@@ -98,7 +98,7 @@ def _x(value: float, bins: Sequence[Bin]) -> float:
 
 
 def _counts(bins: Sequence[Bin], top: float) -> Iterator[str]:
-    """Grid lines and labels for counts of 1, 10, 100 and so on."""
+    """Draw grid lines and labels for counts of 1, 10, 100 and so on."""
     most = max(one.members for one in bins)
     powers = [10**n for n in range(len(str(most))) if 10**n <= most]
     apart = -(-len(powers) // 6)
@@ -108,7 +108,7 @@ def _counts(bins: Sequence[Bin], top: float) -> Iterator[str]:
 
 
 def _values(found: Stats, bins: Sequence[Bin], top: float) -> Iterator[str]:
-    """Grid lines and labels for round values; those that would touch the one before have no label."""
+    """Draw grid lines and labels for round values; a label that would touch the previous one is left out."""
     free = 0.0
     for tick in round_ticks(bins[0].low, bins[-1].high):
         x, text = _x(tick, bins), _short(tick)
@@ -120,7 +120,7 @@ def _values(found: Stats, bins: Sequence[Bin], top: float) -> Iterator[str]:
 
 
 def _deviations(found: Stats, bins: Sequence[Bin], top: float) -> Iterator[str]:
-    """The mean and three standard deviations on both sides of it, where they lie within the values."""
+    """Mark the mean and three standard deviations on both sides of it, if within the range of values."""
     if not found.std or found.mean is None:
         return
     for times, name in ((-3, "-3\u03c3"), (0, "mean"), (3, "+3\u03c3")):
@@ -134,7 +134,7 @@ def _deviations(found: Stats, bins: Sequence[Bin], top: float) -> Iterator[str]:
 
 
 def norm_rows(found: Statistics[Stats]) -> tuple[list[Stats], list[Stats]]:
-    """The tensors with the largest norms, and those with the smallest that are not among these."""
+    """Find the tensors with the largest norms, and of the others those with the smallest."""
     known = [row for row in found.rows if is_floating(row.dtype) and row.l2 and math.isfinite(row.l2)]
     ordered = sorted(known, key=lambda row: -(row.l2 or 0))
     return ordered[:ENDS], ordered[max(ENDS, len(ordered) - ENDS) :]
@@ -196,7 +196,7 @@ def _norm_bar(row: Stats, y: float, low: int, high: int) -> Iterator[str]:
 
 
 def _decades(low: int, high: int, y: float) -> Iterator[str]:
-    """Labels for powers of ten below the bars."""
+    """Label powers of ten below the bars."""
     apart = -(-(high - low) // 5)
     for power in range(low, high + 1, apart):
         x = _norm_x(power, low, high)
