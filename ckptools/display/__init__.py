@@ -1,1 +1,1 @@
-"""Display of any record: tables, lines, pages of HTML, drawings, JSON."""
+"""Rendering shared by all records: tables, lines, HTML pages, drawings, JSON."""

@@ -1,7 +1,7 @@
-"""Pictures in SVG: the few elements that they are drawn with, their one stylesheet, and the picture as users hold it.
+"""SVG pictures: the elements to draw them, their stylesheet, and the class `Picture` that users get.
 
-Every text is made printable and escaped here, also our own. Colours are classes, so that a picture follows the light or
-dark of its reader; what a colour says a letter, a pattern or a number says too.
+Every text is made printable and escaped here, also texts of ckptools. Colours are CSS classes, so that a picture
+follows the reader's light or dark theme; a letter, a pattern or a number always repeats the meaning of a colour.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 
 WIDTH = 680
-"""Units of the whole picture across; a browser shows one as one pixel, and shrinks it where there is less room."""
+"""Width of every picture in units; a browser shows a unit as a pixel, and scales down to fit."""
 
 CHARACTER = 6.7
-"""Units of a character of the monospaced 11-unit font, a little more than any has, so that nothing is cut."""
+"""Width of a character of the monospaced 11-unit font in units, rounded up so that nothing is cut."""
 
 MAX_NAME = 160
-"""Characters of a name in a picture; longer ones lose their middle."""
+"""Longest name in a picture, in characters; longer ones are cut in the middle."""
 
 MAX_LINE = 120
-"""Characters of what a prompt shows."""
+"""Longest text in characters that appears under the pointer."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -38,8 +38,8 @@ class Picture:
     """A picture of a checkpoint, of a tensor or of a run.
 
     Attributes:
-        title: what it shows, in a line.
-        svg: the picture: one `<svg>` element that needs nothing else, in light and dark, without a script.
+        title: subject, in a line.
+        svg: the picture: one self-contained `<svg>` element, in light and dark, without a script.
         text: the same facts in words, a few lines.
     """
 
@@ -50,12 +50,12 @@ class Picture:
     def save(self, path: str | Path, *, force: bool = False) -> Path:
         """Write the picture into an `.svg` file, which appears whole or not at all.
 
-        `force` overwrites one that is there.
+        `force` overwrites an existing file.
 
         Raises:
-            UsageError: it is no `.svg`, or there is no folder for it.
-            OutputExistsError: it is there already.
-            WriteError: it cannot be written.
+            UsageError: the name does not end with `.svg`, or its folder does not exist.
+            OutputExistsError: the file exists.
+            WriteError: the file cannot be written.
         """
         out = Path(path)
         if out.suffix.lower() != ".svg":
@@ -68,11 +68,11 @@ class Picture:
         return f"<Picture: {clip(printable(self.title), MAX_LINE - len(tail) - len('<Picture: '))}{tail}"
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """The picture and its words, for a notebook: code hosts strip drawings from HTML, and show a picture."""
+        """The picture and its text for a notebook; the text is there since code hosts strip SVG from HTML."""
         return {"image/svg+xml": self.svg, "text/plain": self.text}
 
     def html(self) -> str:
-        """The picture with its words folded below it, for a page."""
+        """Return the picture for a page, with its text folded below."""
         words = f"<details><summary>in words</summary><pre>{escaped(self.text)}</pre></details>"
         return f'<div class="ckpt-picture" style="font:12px/1.45 ui-monospace,monospace">{self.svg}{words}</div>'
 
@@ -86,12 +86,12 @@ class Rect(NamedTuple):
     height: float
 
     def inset(self, by: float) -> Rect:
-        """The rectangle with some taken from its right and lower edge, but never more than half of it."""
+        """Shrink the rectangle at its right and lower edge, by at most half its size."""
         return self._replace(width=self.width - min(by, self.width / 2), height=self.height - min(by, self.height / 2))
 
 
 # Okabe and Ito, "Color Universal Design", 2008 (https://jfly.uni-koeln.de/color/): distinct with every kind of colour
-# blindness, and of different brightness, so that most are distinct in grey.
+# blindness; their brightness differs, so that most are also distinct in grey.
 FILLS = {
     "sky": "#56b4e9",
     "light": "#a9d8f5",
@@ -104,15 +104,15 @@ FILLS = {
 }
 
 VIRIDIS = ("#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725")
-"""Ten steps of matplotlib's viridis (CC0), whose brightness rises evenly, so that it prints in grey."""
+"""Ten steps of matplotlib's viridis (CC0), with evenly rising brightness, so that they stay ordered in grey."""
 
 DIVERGING = ("#08519c", "#3182bd", "#6baed6", "#bdd7e7", "#f2f2f2", "#fdd0a2", "#fd8d3c", "#d94801", "#7f2704")
-"""Nine steps from blue by grey to brown, distinct with every kind of colour blindness."""
+"""Nine steps from blue through grey to brown, distinct with every kind of colour blindness."""
 
 DIVERGING_ON_DARK = (
     "#d2e8f7", "#8cc4e8", "#4a94c8", "#2a587a", "#2e353d", "#6e4a26", "#b86a22", "#f39a4d", "#ffd9b5"
 )  # fmt: skip
-"""The same where paper is dark: the middle is near the paper, so that what is usual is quiet there too."""
+"""The same for a dark background: the middle is close to it, so that usual values stand out no more than on light."""
 
 _THEMED = (
     ("paper", "fill", "#ffffff", "#15181d"),
@@ -137,7 +137,7 @@ def _ramped(within: str, dark: bool) -> str:
 
 
 def _by_scheme(rules: Callable[[str, bool], str]) -> str:
-    """Rules for dark paper: where the reader's scheme is dark, and in JupyterLab, whose theme is one of its own."""
+    """Repeat CSS rules for dark: for a dark colour scheme of the browser, and for JupyterLab's own dark theme."""
     light, dark = rules("[data-jp-theme-light=true] ", False), rules("[data-jp-theme-light=false] ", True)
     return f"@media screen and (prefers-color-scheme:dark){{{rules('', True)}{light}}}@media screen{{{dark}}}"
 
@@ -153,10 +153,10 @@ STYLE = "".join(
         _by_scheme(_themed),
     ]
 )
-"""The beginning of every picture. Its classes count only within pictures, so that many may stand on one page."""
+"""Stylesheet at the beginning of every picture; its classes apply only within pictures, so a page can have many."""
 
 RAMP_STYLE = _by_scheme(_ramped)
-"""What a picture with colours of `DIVERGING` needs as well."""
+"""Further styles of a picture with colours of `DIVERGING`."""
 
 
 def escaped(text: str) -> str:
@@ -170,24 +170,24 @@ def name_text(name: str, most: int = MAX_NAME) -> str:
 
 
 def number(value: float) -> str:
-    """A coordinate: at most two digits behind the point."""
+    """Render a coordinate with at most two digits after the point."""
     return f"{value:.2f}".rstrip("0").rstrip(".") or "0"
 
 
 def rect(at: Rect, kind: str, hover: str = "") -> str:
-    """A rectangle of a class, with what a pointer over it shows."""
+    """Draw a rectangle of a class, with a text that appears under the pointer."""
     x, y, width, height = map(number, at)
     shape = f'<rect x="{x}" y="{y}" width="{width}" height="{height}" class="{kind}"'
     return f"{shape}><title>{escaped(hover)}</title></rect>" if hover else f"{shape}/>"
 
 
 def colored(at: Rect, fill: str, hover: str = "") -> str:
-    """A rectangle of a colour of a ramp, with an outline that stands out on light and dark."""
+    """Draw a rectangle in a colour of a scale, with an outline that stands out on light and dark."""
     return rect(at, "rim", hover).replace('class="rim"', f'fill="{fill}" class="rim"', 1)
 
 
 def label(x: float, y: float, text: str, kind: str = "ink", anchor: str = "start") -> str:
-    """A line of text whose baseline is at `y`; `anchor` says which part of it is at `x`: start, middle or end."""
+    """Draw a line of text with its baseline at `y`; `anchor` says which part of it is at `x`: start, middle or end."""
     where = f' text-anchor="{anchor}"' if anchor != "start" else ""
     return f'<text x="{number(x)}" y="{number(y)}" class="{kind}"{where}>{escaped(text)}</text>'
 
@@ -196,13 +196,13 @@ def mark(at: Rect, text: str, kind: str = "on") -> str:
     """Draw a text in the middle of a rectangle, black unless a class is given; "" if there is no room for it."""
     if len(text) * CHARACTER > at.width or at.height < 11:
         return ""
-    # The pointer is to find what lies under the letter.
+    # The pointer must find the rectangle under the letter.
     made = label(at.x + at.width / 2, at.y + at.height / 2 + 4, text, kind, "middle")
     return made.replace("<text", '<text pointer-events="none"', 1)
 
 
 def marks(found: Iterable[tuple[Rect, str]], kind: str) -> str:
-    """A letter in the middle of each of many rectangles of one row, as one text."""
+    """Draw a letter in the middle of each of several rectangles of one row, as one text element."""
     placed = [(at, letter) for at, letter in found if letter]
     if not placed:
         return ""
@@ -213,7 +213,7 @@ def marks(found: Iterable[tuple[Rect, str]], kind: str) -> str:
 
 
 def line(points: Sequence[tuple[float, float]], kind: str) -> str:
-    """A line through some points."""
+    """Draw a line through several points."""
     steps = " ".join(f"{number(x)},{number(y)}" for x, y in points)
     return f'<polyline points="{steps}" class="{kind}"/>'
 
@@ -223,14 +223,14 @@ HATCH = 6
 
 
 def hatched(at: Rect, hover: str) -> str:
-    """A rectangle of slanted lines, for what is not there. Lines, for a pattern would need a name on the page."""
+    """Draw a hatched rectangle for a missing part, with lines: an SVG pattern would need a unique id on the page."""
     path = "".join(f"M{number(a)},{number(b)}L{number(c)},{number(d)}" for a, b, c, d in hatch_lines(at))
     edges = rect(at, "paper", hover) + rect(at, "edge").replace("<rect", '<rect pointer-events="none"', 1)
     return f'{edges}<path d="{path}" class="grid" pointer-events="none"/>' if path else edges
 
 
 def hatch_lines(at: Rect) -> Iterator[tuple[float, float, float, float]]:
-    """The slanted lines of a rectangle as `(x1, y1, x2, y2)`, cut at its edges."""
+    """Yield the slanted lines of a rectangle as `(x1, y1, x2, y2)`, cut at its edges."""
     steps = int((at.width + at.height) / HATCH)
     for step in range(1, steps + 1):
         along = step * HATCH  # the line x + y = along, seen from the upper left corner
@@ -243,9 +243,9 @@ class Key(NamedTuple):
     """An entry of the legend.
 
     Attributes:
-        kind: the class of its colour; `hatched`, or `dash` for an outline.
-        letter: what stands in such cells; "" for nothing.
-        means: what both stand for.
+        kind: class of its colour; `hatched`, or `dash` for an outline.
+        letter: letter in such cells; "" for none.
+        means: meaning of colour and letter.
     """
 
     kind: str
@@ -254,12 +254,12 @@ class Key(NamedTuple):
 
 
 def letter_of(key: Key) -> str:
-    """The class of what is written on such cells: black on colours, the reader's own ink on none."""
+    """Return the class of letters on such cells: black on colours, the theme's text colour on others."""
     return "on" if key.kind in FILLS else "ink"
 
 
 def legend(keys: Iterable[Key], y: float) -> tuple[str, float]:
-    """The entries one after the other, in as many lines as they need, and the `y` below them."""
+    """Draw the entries one after the other, in as many lines as needed; return the `y` below them as well."""
     made, x = [], 0.0
     for key in keys:
         room = 20 + len(key.means) * CHARACTER + 16
@@ -276,9 +276,9 @@ MARGIN = 12
 
 
 def svg(title: str, text: str, parts: Iterable[str], height: float) -> str:
-    """Make a whole `<svg>` element of the usual width, with its title above the parts, whose `y` begins at 0 below it.
+    """Make an `<svg>` element of the usual width: a title, and parts below it, whose `y` starts at 0 there.
 
-    The text says the same in words, for those who cannot see it.
+    `text` describes the picture for readers who cannot see it.
     """
     wide, high = number(WIDTH + 2 * MARGIN), number(height + 30 + 2 * MARGIN)
     head = label(MARGIN, MARGIN + 13, clip_middle(title, int(WIDTH / 8.2)), "ink big")
@@ -293,21 +293,20 @@ def svg(title: str, text: str, parts: Iterable[str], height: float) -> str:
     )
 
 
-# -- the palette: the words that say whether all is well, and the colours of terminals ---------------------------------
-# Colour is never the only sign: the words stay, and mean the same. Red is for what is wrong, never for a change that
-# was asked about. A text is painted after it was made printable, so that no name from a file brings a colour of its
-# own.
+# -- colours of verdicts on terminals ----------------------------------------------------------------------------------
+# Colour only repeats the meaning of words. Red means a fault, never a difference that the user asked about. A text is
+# coloured after it was made printable, so that a name from a file cannot contain colours.
 
 
 Mark = Literal["", "bad", "warn", "good", "change", "dim", "heading", "doubtful", "sound"]
-"""What a text is: wrong, doubtful, right, a difference that was asked about, an aside, what others stand below; or a
-headline of a doubtful or sound checkpoint."""
+"""Meaning of a text: a fault, a warning, a good result, a difference the user asked about, an aside, a heading; or
+the headline of a doubtful or sound checkpoint."""
 
 SGR: Mapping[Mark, str] = {
     "bad": "1;31", "warn": "33", "good": "32", "change": "1", "dim": "2", "heading": "1", "doubtful": "1;33",
     "sound": "1;32",
 }  # fmt: skip
-"""Select Graphic Rendition parameters of each. Source: ECMA-48, 8.3.117."""
+"""Select Graphic Rendition parameters of each mark. Source: ECMA-48, 8.3.117."""
 
 WORDS: Mapping[Mark, tuple[str, ...]] = {
     "bad": ("FAIL", "BAD", "error", "NOT WHOLE", "NONE", "MISSING", "missing", "cut", "bad", "unreadable", "no: ",
@@ -318,19 +317,19 @@ WORDS: Mapping[Mark, tuple[str, ...]] = {
     "change": ("differs", "only in A", "only in B", "DIFFERENT", "different:", "would write "),
     "dim": ("not judged", "seen", "listed", "not compared", "not counted", "same checksum", "in neither", "dtype"),
 }  # fmt: skip
-"""Words that a cell is, or a line begins with."""
+"""Words that make up a cell or begin a line, by their mark."""
 
 MARKS: Mapping[Level, Mark] = {"bad": "bad", "doubtful": "warn", "good": "good"}
-"""The mark of a verdict of each level."""
+"""Mark of a verdict by its level."""
 
 HEADLINES: Mapping[Level, Mark] = {"bad": "bad", "doubtful": "doubtful", "good": "sound"}
-"""The mark of a headline of each level."""
+"""Mark of a headline by its level."""
 
 
 def mark_of(text: str) -> Mark:
-    """The mark of a verdict or status; "" for other words.
+    """Return the mark of a verdict or status; "" for other words.
 
-    Only what is known to be one is asked for: a layout may be `whole`, and a key of a checkpoint has any name.
+    Call it only for verdicts: a layout may be `whole`, and a key of a checkpoint may have any name.
     """
     return next((mark for mark, words in WORDS.items() if any(_begins(text, word) for word in words)), "")
 
@@ -340,7 +339,7 @@ def _begins(text: str, word: str) -> bool:
 
 
 def painted(text: str, mark: Mark, color: bool = True) -> str:
-    """A printable text in the colour of a mark, where there is colour; blanks around it have none."""
+    """Colour a printable text by its mark, if `color`; spaces around it stay uncoloured."""
     bare = text.strip()
     if not (color and mark and bare):
         return text

@@ -1,4 +1,4 @@
-"""Records and plain values as HTML: a table with a row for each record, each field or each key."""
+"""Render records and plain values as HTML: a table with a row for each record, field or key."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from ckptools.model.verdict import causes_of, consequences_of
 from ckptools.text import clip, clip_middle, count, moment, plural, printable, shape, size
 from ckptools.training_state.sections import Section, measure
 
-# -- A page of HTML for a notebook or as a file: lines, and tables that fold, up to a number of rows and bytes ---------
-# There is no script, because notebooks strip those of files that they do not trust. Every text is made printable and
-# then escaped here, also our own. Colours are those of JupyterLab where it has some, else of the reader's light or dark
-# scheme, and never the only sign: the words stay, and mean the same.
+# -- a page of HTML for a notebook or a file: lines and folded tables, within limits of rows and bytes -----------------
+# It has no script, since notebooks strip scripts from untrusted files. Every text is made printable and then escaped
+# here, also texts of ckptools. Colours follow JupyterLab, or else the reader's light or dark scheme, and only repeat the
+# meaning of words.
 
 
 DICTS = "to_dicts() of this"
-"""The call that gives the rows that a page leaves out, of most records."""
+"""How to get all rows of most records, shown below a table that was cut."""
 
 MAX_ROWS = 200
-"""Rows of all tables of one output together."""
+"""Most rows of all tables of one output together."""
 
 MAX_BYTES = 200_000
-"""Bytes of an output, in UTF-8; a notebook keeps it in its file."""
+"""Most bytes of an output, in UTF-8; a notebook saves the output in its file."""
 
 MAX_LINE = 1000
 MAX_NAME = 160
 MAX_TEXT = 600
 SHORT = 28
-"""Characters of a cell that stays on one line; a longer one takes several where a page is narrow."""
+"""Characters of a cell that stays on one line; a longer cell wraps on a narrow page."""
 
 STYLE = """
 <style>
@@ -70,12 +70,12 @@ color:var(--jp-content-font-color2,var(--ckpt-dim))}
 .ckpt .dim{color:var(--jp-content-font-color2,var(--ckpt-dim))}
 </style>
 """.replace("\n", "")
-"""The style of every output. A class stands three times where the rules of JupyterLab for every table would outrank
-one (`:not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon td`)."""
+"""The style of every output. A class is tripled where JupyterLab's rules for all tables would otherwise win
+(`:not(.jp-RenderedMarkdown).jp-RenderedHTMLCommon td`)."""
 
 
 class Limits(NamedTuple):
-    """The largest size of a page: rows of all tables together, and bytes of all HTML in UTF-8."""
+    """Limits of a page: rows of all tables together, and bytes of all HTML in UTF-8."""
 
     rows: int = MAX_ROWS
     nbytes: int = MAX_BYTES
@@ -85,10 +85,10 @@ NOTEBOOK = Limits()
 
 
 class Page:
-    """The HTML of one output, which grows until its rows or bytes run out.
+    """Collects the HTML of one output until its limits of rows and bytes are reached.
 
-    `rest` says how to see the rows that were left out of a table, by its title. In a document (`headed`) titles are
-    headings, which `headings` lists by their id, and cells name their column, for narrow screens.
+    `rest` says how to see rows that were left out, by the table's title. In a document (`headed`), titles are headings,
+    listed in `headings` by id, and cells state their column, for narrow screens.
     """
 
     def __init__(self, rest: Callable[[str], str] | str, limits: Limits = NOTEBOOK, headed: bool = False) -> None:
@@ -101,31 +101,31 @@ class Page:
         self._nbytes = limits.nbytes - len(STYLE)
 
     def line(self, text: str, mark: str = "") -> None:
-        """One line of text; `mark` is one of the palette's."""
+        """Add a line of text; `mark` colours it."""
         self.drawing(f'<div class="line{f" {mark}" if mark else ""}">{safe(text, MAX_LINE)}</div>')
 
     def verdict(self, text: str) -> None:
-        """One line of text of our own, whose first words say whether all is well."""
+        """Add a line of text from ckptools, coloured by its first words."""
         self.line(text, mark_of(text))
 
     def lines(self, texts: Sequence[str]) -> None:
-        """Lines of a drawing of characters, such as a strip of shards."""
+        """Add lines drawn with characters, such as a strip of shards."""
         if texts:
             self.drawing(f"<pre>{'<br>'.join(safe(text, MAX_LINE) for text in texts)}</pre>")
 
     def drawing(self, html: str, counted: int = 0) -> None:
-        """A finished piece of HTML, all of whose texts are escaped; `counted` of its bytes have been counted before."""
+        """Add finished HTML with all texts escaped; `counted` of its bytes were counted before."""
         self.blocks.append(html)
         self._nbytes -= len(html.encode()) - counted
 
     def picture(self, picture: Picture, opened: bool = True) -> None:
-        """A picture that folds; its words where it is too large for what is left of the page."""
+        """Add a folded picture; only its text if it is too large for the rest of the page."""
         fits = len(picture.svg.encode()) < self._nbytes // 2
         drawn = picture.svg if fits else f"<pre>{'<br>'.join(map(safe, picture.text.splitlines()))}</pre>"
         self.drawing(f"{self._fold(picture.title, opened)}{drawn}</details>")
 
     def heading(self, title: str) -> str:
-        """The heading of a part of a document, with an id; the title alone in a notebook."""
+        """Make the heading of a part of a document, with an id; in a notebook, just the title."""
         if not self._headed:
             return safe(title)
         name = f"part-{len(self.headings) + 1}"
@@ -137,7 +137,7 @@ class Page:
 
     @contextmanager
     def folded(self, title: str, opened: bool = False) -> Iterator[bool]:
-        """A fold around what is added meanwhile, which counts as a row; False where there is no room for it."""
+        """Fold everything added within the block, counted as one row; yields False, and does not fold, without room."""
         room = self._rows > 0
         if room:
             self._rows -= 1
@@ -155,10 +155,10 @@ class Page:
         opened: bool = False,
         rest: str = "",
     ) -> None:
-        """A table that folds, names left and numbers right; the title stands on the fold.
+        """Add a folded table, names left and numbers right, with the title on the fold.
 
-        `total` is the number of its rows, where `rows` are only the first of them. A line below it counts those that
-        were left out, and says how to see them: `rest`, or what the page has for it.
+        `total` is the number of its rows, if `rows` are only the first ones. A line below counts the rows left out, and
+        says how to see them: `rest`, or else the page's.
         """
         kept = list(self._that_fit(columns, rows))
         lost = (len(rows) if total is None else total) - len(kept)
@@ -171,7 +171,7 @@ class Page:
         self.drawing(f"{self._fold(title, opened)}{body}</details>", sum(len(row.encode()) for row in kept))
 
     def html(self) -> str:
-        """The finished HTML."""
+        """Return the finished HTML."""
         return f'<div class="ckpt">{"".join(self.blocks)}</div>'
 
     def _that_fit(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -202,7 +202,7 @@ def _cell(column: Column, text: str, titled: bool) -> str:
 
 
 def _classes(column: Column, text: str, titled: bool = False) -> str:
-    """The class of a cell; only in a column of verdicts does a word say whether all is well."""
+    """Return the class attribute of a cell; only cells in a column of verdicts are coloured by their words."""
     wide = "w" if len(text) > SHORT and column.role != "number" else ""
     found = [
         "n" if column.role == "number" else wide,
@@ -212,15 +212,15 @@ def _classes(column: Column, text: str, titled: bool = False) -> str:
     return f' class="{" ".join(filter(None, found))}"' if any(found) else ""
 
 
-# -- A page of HTML as a file of its own -------------------------------------------------------------------------------
-# A document stands alone: one file without network, and without script unless one is given, which a program can read
-# again. All of it is ASCII, other characters as references, so that no server, mail or editor can take it for another
-# encoding. The answers that it shows lie in it as JSON, in elements that no browser runs, and a policy in its head
-# forbids all that could run or load, should a name from a file ever get through.
+# -- a page of HTML as a file ------------------------------------------------------------------------------------------
+# A document is one self-contained file, without network, and without script unless one is given. It is pure ASCII, with
+# character references, so that no server, mail or editor can mistake its encoding. The records it shows are included as
+# JSON, in elements that browsers do not run. A policy in its head forbids everything that could run or load, should a
+# name from a file ever get through the escaping.
 
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-"""The policy that lets the document use its own style and nothing else."""
+"""Policy that allows the document its own style and nothing else."""
 
 
 DOCUMENT_STYLE = """
@@ -290,8 +290,8 @@ summary::-webkit-details-marker{display:none}
 details::details-content{content-visibility:visible;block-size:auto}
 }
 """
-"""How the document looks: prose in a proportional face, names and numbers in a monospaced one; below 640 pixels the
-rows of tables are cards. On paper folds are open, heads of tables are repeated, and what is wide goes on below."""
+"""Style of a document: prose in a proportional font, names and numbers in a monospaced one; below 640 pixels, rows of
+tables become cards. In print, folds are open, table heads are repeated, and wide tables wrap."""
 
 
 SCRIPT_STYLE = """
@@ -303,14 +303,14 @@ SCRIPT_STYLE = """
 .ckpt rect.lit{stroke:currentColor;stroke-width:3}
 @media print{.ckpt .find{display:none}}
 """
-"""How a document with a script looks beside that."""
+"""Further style of a document with a script."""
 
 
 def document(title: str, head: str, page: str, answers: Mapping[str, str], beside: str = "", script: str = "") -> str:
-    """A whole document: its title and heading as text, what stands beside the heading, what it shows as HTML.
+    """Make a whole document: title, heading and a text beside the heading as plain text, the page as HTML.
 
-    `answers` has JSON objects by the name of the command that prints them; each is in an element of that id. The policy
-    lets one `script` run, ASCII and our own, by its SHA-256, and no other.
+    `answers` maps names of commands to their JSON objects; each gets an element with that id. The policy allows only
+    `script`, ASCII from ckptools, by its SHA-256.
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"{POLICY}; script-src 'sha256-{digest}'" if script else POLICY
@@ -330,7 +330,7 @@ def document(title: str, head: str, page: str, answers: Mapping[str, str], besid
 
 
 def _quoted(json: str) -> str:
-    """JSON that ends no element and opens no comment: `<` is in none but its strings, which may have it escaped."""
+    """Escape `<` in JSON, where it occurs only in strings, so that it cannot end its element or open a comment."""
     return json.replace("<", "\\u003c")
 
 
@@ -346,7 +346,7 @@ VALUE_COLUMNS = (Column("key", "name"), Column("value"), Column("dtype"), Column
 
 @dataclass(frozen=True)
 class RecordForm:
-    """The table of a class of records: what one of them is called, the columns, and the cells of a record."""
+    """How to render a class of records as a table: its noun, the columns, and the cells of a record."""
 
     noun: str
     columns: Sequence[Column]
@@ -354,7 +354,7 @@ class RecordForm:
 
 
 def rows_html(rows: Sequence[Any]) -> str:
-    """Several records as a table."""
+    """Render several records as a table."""
     page = Page(".to_dicts() of these")
     if rows:
         row_table(page, "", rows, opened=True)
@@ -364,9 +364,9 @@ def rows_html(rows: Sequence[Any]) -> str:
 
 
 def row_table(page: Page, title: str, rows: Sequence[Any], opened: bool = False) -> None:
-    """A row for each of several records, in the form that their class has; of others every field that some have.
+    """Add a row for each record, in the form of its class; other classes get a column for each nonempty field.
 
-    Without a title it is how many there are.
+    Without a title, it states the number of records.
     """
     cls = type(rows[0]) if rows else None
     if cls in TABLES:
@@ -380,7 +380,7 @@ def row_table(page: Page, title: str, rows: Sequence[Any], opened: bool = False)
 
 
 def problem_table(page: Page, problems: Sequence[Problem], opened: bool = True) -> None:
-    """A row for each cause behind problems, then what follows from lost files. Nothing where there are none."""
+    """Add a row for each cause of the problems, then the consequences of missing files; nothing without problems."""
     causes, following = causes_of(problems, ("error", "warning", "note")), consequences_of(problems)
     rows = [(c.code, str(c.severity), c.where, c.what, c.remedy) for c in causes]
     rows += [(c.code, "", f"follows from {', '.join(c.causes)}", c.text, "") for c in following]
@@ -390,7 +390,7 @@ def problem_table(page: Page, problems: Sequence[Problem], opened: bool = True) 
 
 
 def record_html(record: Any) -> str:
-    """One record: a row for each of its fields."""
+    """Render one record: a row for each of its fields."""
     page = Page(".to_dict() of this")
     page.line(repr(record))
     known = {name: value for name, value in fields_of(record).items() if value is not None and value not in ("", ())}
@@ -403,7 +403,7 @@ def record_html(record: Any) -> str:
 
 
 def _form_of(rows: Sequence[Any]) -> RecordForm:
-    """The form of records that have none of their own: a column for each field in which some have something."""
+    """Make a form for a class without one: a column for each field that is nonempty in some record."""
     columns = columns_of(list(map(fields_of, rows[:MAX_ROWS])))
     noun = type(rows[0]).__name__ if rows else "row"
     return RecordForm(
@@ -437,30 +437,30 @@ FORMS: dict[type | None, RecordForm] = {
         _section_cells,
     ),
 }  # fmt: skip
-"""Tables of the records that users meet most; the HTML of a feature and `api/notebook.py` add others."""
+"""Forms of common records; features and `api/notebook.py` add others."""
 
 TABLES: dict[type | None, Callable[[Page, str, Sequence[Any], bool], None]] = {
     Problem: lambda page, _, rows, opened: problem_table(page, rows, opened)
 }
-"""Tables of several records of a class that take more than a row each."""
+"""Functions that add a table of records, for classes that need more than a row for each record."""
 
 
 def values_html(values: Mapping[Any, Any]) -> str:
-    """A mapping of a checkpoint's tree: a row for each key, with its value, dtype and size."""
+    """Render a mapping of a checkpoint's tree: a row for each key, with its value, dtype and size."""
     page = Page("dict(...) of this")
     value_tree(page, plural(len(values), "key"), values, opened=True)
     return page.html()
 
 
 BRANCHES: dict[type, Callable[[Any], Mapping[Any, Any]]] = {}
-"""How values of a class that is no mapping are unfolded."""
+"""Functions that turn a value of a class into a mapping, to unfold it."""
 
 DEPTH = 6
-"""Folds within each other, at most."""
+"""Most folds inside each other."""
 
 
 def value_tree(page: Page, title: str, values: Mapping[Any, Any], opened: bool = False, depth: int = DEPTH) -> None:
-    """A fold for each mapping in a mapping, and a table of its other values."""
+    """Add a fold for each mapping in a mapping, and a table of its other values."""
     branches = {key: found for key, value in values.items() if (found := _branch(value)) is not None} if depth else {}
     if not branches:
         value_table(page, title, values, opened)
@@ -476,7 +476,7 @@ def value_tree(page: Page, title: str, values: Mapping[Any, Any], opened: bool =
 
 
 def _branch(value: Any) -> Mapping[Any, Any] | None:
-    """What a value unfolds to: a mapping with more than a few plain values, or a list of mappings."""
+    """Return a value as a mapping, to unfold it: a list of mappings, or a mapping with more than `FEW` plain values."""
     made = next((unfold(value) for cls, unfold in BRANCHES.items() if isinstance(value, cls)), value)
     if isinstance(made, (list, tuple)) and made and all(isinstance(item, Mapping) for item in islice(made, MAX_ROWS)):
         return dict(enumerate(made))
@@ -485,11 +485,11 @@ def _branch(value: Any) -> Mapping[Any, Any] | None:
 
 
 FEW = 3
-"""A mapping of so many plain values stays in one line."""
+"""A mapping with at most this many plain values stays on one line."""
 
 
 def section_html(section: Section) -> str:
-    """A section of a checkpoint: what it is, and what it holds."""
+    """Render a section of a checkpoint: its kind, and its contents."""
     page = Page(f"ckptools.open(...).records({section.name!r})")
     page.line(repr(section))
     if isinstance(section.value, Mapping):
@@ -500,7 +500,7 @@ def section_html(section: Section) -> str:
 
 
 def opaque_html(value: Opaque) -> str:
-    """An object of a foreign class, which was never made: what the file says of it."""
+    """Render an object of a foreign class, which was never built, as the file describes it."""
     page = Page(".fields of this")
     page.line(f"an object of {value.name}, kept as data: its class is not imported and nothing of it was run")
     value_table(page, plural(len(value.fields), "field"), value.fields)
@@ -508,7 +508,7 @@ def opaque_html(value: Opaque) -> str:
 
 
 def value_table(page: Page, title: str, values: Mapping[Any, Any], opened: bool = True) -> None:
-    """A row for each key of a mapping, of which the first are made."""
+    """Add a row for each of the first keys of a mapping."""
     rows = [_cells(key, value) for key, value in islice(values.items(), MAX_ROWS)]
     columns = VALUE_COLUMNS if any(row[2] for row in rows) else VALUE_COLUMNS[:2]
     page.table(title, columns, [row[: len(columns)] for row in rows], len(values), opened)

@@ -1,4 +1,4 @@
-"""The command that people want after `inspect`: one that works, with the options that opened the checkpoint."""
+"""Propose the next command after `inspect`: one that works, with the options that opened the checkpoint."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ckptools.text import printable
 from ckptools.training_state.sections import sections_of_kind
 
 MAX_FILES = 8
-"""Files that were named one by one and are named again; a longer command is of no use."""
+"""With more files on the command line than this, no command is proposed, as it would be too long."""
 
 
 class NextCommand(NamedTuple):
-    """A command that is worth typing next; the comment says what it does, where its name does not."""
+    """A command to type next; the comment says what it does, if its name does not."""
 
     name: str
     arguments: str
@@ -40,9 +40,9 @@ class NextCommand(NamedTuple):
 
 
 def command_arguments(ck: Checkpoint) -> str:
-    """The arguments that open a checkpoint again: its path, and the options that it was opened with.
+    """Return the arguments that open a checkpoint again: its path, and the options with which it was opened.
 
-    Empty where so many files were named that they would not fit a line.
+    Empty if the user named so many files that they would not fit a line.
     """
     options = ck.options
     files = getattr(options, "files", ())
@@ -65,14 +65,14 @@ def command_arguments(ck: Checkpoint) -> str:
 
 
 def quoted(words: Sequence[str]) -> str:
-    """Words as a shell takes them, safe to print."""
+    """Quote words for a shell, safe to print."""
     import shlex
 
     return " ".join(printable(shlex.quote(word)) for word in words)
 
 
 def next_command(ck: Checkpoint) -> NextCommand | None:
-    """A command that works; None where there is none."""
+    """Choose a command that works; None if there is none."""
     named = command_arguments(ck)
     if not named:
         return None
@@ -89,7 +89,7 @@ def next_command(ck: Checkpoint) -> NextCommand | None:
 
 
 def instead_of_writing(named: str, following: str, problems: Iterable[Problem]) -> str:
-    """What is worth typing in the place of `consolidate` where values are no numbers: writing them out is no way on."""
+    """Replace `consolidate` by `stats` if values are NaN or infinite: such a model is not worth writing."""
     finite = all(problem.kind is not Code.NOT_FINITE for problem in problems)
     return (
         following
@@ -99,10 +99,10 @@ def instead_of_writing(named: str, following: str, problems: Iterable[Problem]) 
 
 
 def after_verify(named: str, following: str, ok: bool, all_read: bool, problems: Iterable[Problem] = ()) -> list[str]:
-    """Commands to type after a report: those that show or prove more, then what `inspect` proposes (`following`).
+    """List commands to type after a report: those that show or prove more, then the one of `inspect` (`following`).
 
-    `named` has the arguments that open the checkpoint again, "" where there are none; `all_read` says whether checksums
-    and values were among the checks.
+    `named` are the arguments that open the checkpoint again, or ""; `all_read` tells whether checksums and values were
+    checked.
     """
     if not named:
         return []
@@ -131,8 +131,8 @@ def _consolidation(ck: Checkpoint, named: str, model: list[Tensor]) -> NextComma
 
 
 def _boxes_here(ck: Checkpoint, tensor: Tensor) -> set[Box]:
-    """The boxes of a tensor that lie, as far as is known, in files that can be read."""
+    """The boxes of a tensor that lie in files that can be read, as far as is known."""
     if tensor.every_shard.is_here:
         return tensor.every_shard.boxes
-    unread = set() if ck.all_ranks else {None, *ck.ranks}  # whose files may hold the rest of it
+    unread = set() if ck.all_ranks else {None, *ck.ranks}  # ranks with unread files, which may hold the rest
     return {s.box for s in tensor.shards if s.is_here or s.rank in unread}

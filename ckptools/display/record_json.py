@@ -1,4 +1,4 @@
-"""The JSON that is printed: records by their fields, under the name and version of a schema; no bare NaN."""
+"""Print records as JSON: their fields, with the name and version of a schema; NaN becomes null."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def to_json(data: Mapping[str, Any], indent: int | None = None) -> str:
     encoder = json.JSONEncoder(allow_nan=False, indent=indent)
     try:
         return encoder.encode(data)
-    except ValueError:  # a NaN or an infinity: they are rare, and to look for them takes longer than to encode
+    except ValueError:  # NaN or infinity: rare, and searching for them takes longer than encoding
         return encoder.encode(_finite(data))
 
 
 def answer_json(command: str, answer: Any) -> str:
-    """Encode a record as one object: the schema of the command that prints it, then its fields."""
+    """Encode a record as one object: the schema, named after its command, then its fields."""
     return to_json({"schema": f"ckptools/{command}/1", **to_dict(answer)}, indent=1)
 
 
@@ -43,20 +43,20 @@ def _finite(value: Any) -> Any:
 
 
 MAX_JSON_VALUES = 10_000
-"""Values of one subtree that go into JSON. Containers can be shared, so a small file may unfold to millions."""
+"""Most values of one subtree in JSON: a container may occur many times, so small files can be huge trees."""
 
 MAX_JSON_TEXT = 10_000
 
 MAX_JSON_DEPTH = 240
-"""Levels of containers; trees have fewer, foreign objects may have any number inside."""
+"""Most levels of containers: trees have fewer, but foreign objects may have any number."""
 
 
 class JsonValues:
-    """Makes values of a tree into what JSON has; what it has not, or not within the limits, is counted.
+    """Converts values of a tree to JSON types, and counts values that JSON cannot express or that exceed the limits.
 
     Attributes:
-        nonfinite: NaN and infinite numbers, which became null.
-        left_out: values beyond the budget.
+        nonfinite: number of NaN and infinite values, which became null.
+        left_out: number of values beyond the limits.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class JsonValues:
         self._depth = 0
 
     def of(self, value: Any) -> Any:
-        """One subtree as JSON has it: a dict, list, text, number, flag or None. Each call has its own limits."""
+        """Convert one subtree to dict, list, text, number, boolean or None. Limits apply to each call anew."""
         self._budget = MAX_JSON_VALUES
         return self._convert(value)
 
@@ -94,7 +94,7 @@ class JsonValues:
         return value.total_seconds() if isinstance(value, timedelta) else str(value)
 
     def _inside(self, value: Any) -> Any:
-        """A container; what lies too deep in foreign objects, which may hold themselves, is left out."""
+        """Convert a container; levels too deep in foreign objects, which may contain themselves, are left out."""
         self._depth += 1
         if self._depth > MAX_JSON_DEPTH:
             self.left_out += len(value)
@@ -103,7 +103,7 @@ class JsonValues:
             made = {}
             for key in self._some(value):
                 name = clip(key_name(key), MAX_JSON_TEXT)
-                # 1 and '1' are two keys in Python and one in JSON; both are shown.
+                # 1 and '1' are two keys in Python but one in JSON; keep both.
                 while name in made:
                     name = f"{name} ({type(key).__name__})"
                 made[name] = self._convert(value[key])

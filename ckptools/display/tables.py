@@ -1,4 +1,4 @@
-"""Tables of text for terminals and pipes: cells are escaped, fitted and painted here, and tabulate writes them."""
+"""Tables for terminals and pipes: this module escapes, fits and colours the cells, and tabulate aligns them."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from ckptools.text import (
 )
 from ckptools.training_state.sections import measure, sections_of
 
-# -- line breaks between words, and inside of names that are longer than a line ----------------------------------------
+# -- line breaks between words, and inside names longer than a line ----------------------------------------------------
 
 
 PARTS = re.compile(r"[^./,]*[./,]+|[^./,]+")
-"""Parts of a name or path, each with what ends it."""
+"""Parts of a name or path, each with the separator that ends it."""
 
 
 class LineBreaks(TextWrapper):
-    """Breaks at blanks; in a word that is longer than a line, behind a dot, a slash or a comma."""
+    """Breaks lines at spaces; in a word longer than a line, after a dot, a slash or a comma."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, break_on_hyphens=False)
@@ -56,32 +56,32 @@ class LineBreaks(TextWrapper):
 
 
 GAP = 2
-"""Blanks between the columns of tabulate's `plain` format."""
+"""Spaces between columns in tabulate's `plain` format."""
 NARROWEST = 8
-"""A column is never made narrower than this; a screen that is narrower still wraps."""
+"""No column is narrower than this; on a narrower screen, lines wrap."""
 NARROW_TEXT = 24
-"""Texts are made so narrow before any name is cut."""
+"""Texts are narrowed to this width before any name is cut."""
 NARROWEST_BESIDE_NAME = 11
-"""Texts and long names are made so narrow before a name of `NARROW_TEXT` characters or fewer is broken."""
+"""Texts and long names are narrowed to this width before a name of at most `NARROW_TEXT` characters is broken."""
 NARROWEST_TEXT = 20
 BELOW = "    "
-"""A sentence has at least so many characters behind its label; else it goes on below it, after these blanks."""
+"""Indentation of a sentence below its label, if less than `NARROWEST_TEXT` characters fit behind the label."""
 MOST_LINES = 12
-"""Lines that a cell goes on in."""
+"""Most lines of a cell."""
 WIDEST_TITLE = 40
-"""A title may be the name of a hyperparameter, which a file can make as long as it likes."""
+"""Widest title of a column; it may be the name of a hyperparameter, of any length in the file."""
 NAME_ROOM = 30
-"""A column that may be left out is, if names would have fewer characters than this."""
+"""An optional column is left out if names would have fewer characters than this."""
 FEWEST_ALIKE = 3
-"""In so many rows a screen says only once what all of them say."""
+"""From this number of rows on, a text common to all rows is shown once."""
 SHORTEST_PREFIX = 6
-"""Characters of a prefix of names that is worth a line of its own."""
+"""Shortest common prefix of names, in characters, that is shown once on its own line."""
 
 
 class Screen(NamedTuple):
-    """What output is fitted to: characters per line and rows per table, of which a pipe limits neither; its colour.
+    """Limits of the output: characters per line, rows per table (both None in a pipe), and whether it has colour.
 
-    The rows are `limited` where the user gave their number.
+    Rows are `limited` if the user gave their number.
     """
 
     width: int | None = None
@@ -93,14 +93,14 @@ class Screen(NamedTuple):
 PIPE = Screen()
 
 Role = Literal["text", "name", "number", "verdict", "provenance"]
-"""What a column holds. Numbers are aligned right and never cut; names lose their middle before they take a second line;
-verdicts and statuses are painted by their words; provenance, such as a time, is an aside and never cut."""
+"""Kind of a column. Numbers are aligned right and never cut; names are cut in the middle before they wrap; verdicts
+and statuses are coloured by their words; provenance, such as a time, is dimmed and never cut."""
 
 
 class Column(NamedTuple):
-    """A column of a table: its heading, and what it holds.
+    """A column of a table: its heading, and its kind.
 
-    A screen that is too narrow leaves out the columns with the lowest `keep` first, those with 9 never.
+    On a narrow screen, columns with the lowest `keep` are left out first; those with 9 are never left out.
     """
 
     title: str
@@ -109,11 +109,10 @@ class Column(NamedTuple):
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Screen = PIPE) -> list[str]:
-    """The lines of a table: titles, dashes, rows. None where there are no rows.
+    """Render a table: titles, dashes, rows. No lines without rows.
 
-    A screen says only once what all rows have in common: the beginning of their names, and a column with one text.
-    Where it is too narrow, names lose their middle as long as all of them stay distinct; other texts, and names that
-    would not, go on in the line below. Numbers are never cut.
+    A screen shows texts common to all rows only once: the prefix of names, and a column of equal texts. On a narrow
+    screen, names are cut in the middle as long as all stay distinct; other texts and names wrap. Numbers are never cut.
     """
     if not rows:
         return []
@@ -140,7 +139,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Scre
 
 
 def _condensed(columns: Sequence[Column], cells: list[list[str]]) -> tuple[Sequence[Column], list[list[str]], str]:
-    """Columns and cells without what all rows have in common, and that in words; the first column stays."""
+    """Remove texts common to all rows from columns and cells, and return them as a sentence; keep the first column."""
     if len(cells) < FEWEST_ALIKE:
         return columns, cells, ""
     plain = [n > 0 and column.role in ("text", "number") for n, column in enumerate(columns)]
@@ -159,7 +158,7 @@ def _condensed(columns: Sequence[Column], cells: list[list[str]]) -> tuple[Seque
 def _with_room(
     columns: Sequence[Column], cells: list[list[str]], width: int
 ) -> tuple[Sequence[Column], list[list[str]]]:
-    """Columns and cells without those columns that a screen has no room for."""
+    """Remove columns for which the screen has no room."""
     needed = [max(len(column.title), *map(len, texts)) for column, *texts in zip(columns, *cells, strict=True)]
     needed = [min(n, NAME_ROOM) if c.role == "name" else n for n, c in zip(needed, columns, strict=True)]
     kept = list(range(len(columns)))
@@ -172,7 +171,7 @@ def _with_room(
 
 
 def _common_prefix(names: Sequence[str]) -> str:
-    """What names begin with, up to a dot, if all have it and more behind it: `model.layers.`; "" if it is short."""
+    """Return the common prefix of all names, up to a dot: `model.layers.`; "" if it is short or a whole name."""
     first, last = min(names), max(names)
     shared = common_prefix(first, last)
     prefix = first[: first.rfind(".", 0, min(shared, len(first) - 1)) + 1]
@@ -180,7 +179,7 @@ def _common_prefix(names: Sequence[str]) -> str:
 
 
 def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int | None) -> list[int]:
-    """Width of each column: texts, which go on below, and then names are made narrower until the table fits."""
+    """Choose the width of each column: narrow texts, which wrap, and then names, until the table fits."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     if width is None:
         return widths
@@ -202,7 +201,7 @@ def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: in
 
 
 def _laid_out(column: Column, width: int, cells: Sequence[str]) -> list[list[str]]:
-    """The lines of each cell of a column, its title first."""
+    """Break or cut the cells of a column, its title first, into lines."""
     if column.role == "number":
         return [[cell] for cell in cells]
     if column.role == "name":
@@ -214,7 +213,7 @@ def _laid_out(column: Column, width: int, cells: Sequence[str]) -> list[list[str
 
 
 def _painted(column: Column, cells: list[list[str]], color: bool) -> list[list[str]]:
-    """The cells of a column in their colours, its title first."""
+    """Colour the cells of a column, its title first."""
     if not color:
         return cells
     plain: Mark = "dim" if column.role == "provenance" else ""
@@ -230,56 +229,56 @@ def _lines_of(row: Sequence[Sequence[str]]) -> list[list[str]]:
 def tabulated(
     columns: Sequence[Column], lines: Sequence[Sequence[str]], table_format: str, titles: Sequence[str] = ()
 ) -> str:
-    """Write cells that are escaped and cut in one of tabulate's formats; a cell is never taken for a number."""
+    """Align cells, already escaped and cut, in one of tabulate's formats; no cell is taken for a number."""
     from tabulate import tabulate  # type: ignore[import-untyped]
 
     how = {"tablefmt": table_format, "disable_numparse": True, "preserve_whitespace": True}
-    if table_format == "tsv":  # for programs: no padding
+    if table_format == "tsv":  # for programs, without padding
         return str(tabulate(lines, titles, **how, stralign=None, numalign=None))
     aligned = ["right" if c.role == "number" else "left" for c in columns]
     return str(tabulate(lines, titles, **how, colalign=aligned))
 
 
 def wrapped(first: str, text: str, screen: Screen, label: Mark = "", mark: Mark = "") -> list[str]:
-    """The lines of a sentence behind a label; what a screen has no room for goes on below it, indented.
+    """Render a label and a sentence; text that does not fit the line continues below, indented.
 
-    `label` and `mark` are those of the label and of the sentence.
+    `label` and `mark` colour the label and the sentence.
     """
     room = (screen.width or 0) - len(first)
     if screen.width is None or len(text) <= room:
         return [f"{painted(first, label, screen.color)}{painted(text, mark, screen.color)}".rstrip()]
-    if room < NARROWEST_TEXT:  # the label has lines of its own
+    if room < NARROWEST_TEXT:  # put the label on lines of its own
         inside = screen.width - len(BELOW)
         below = [f"{BELOW}{painted(piece, mark, screen.color)}" for piece in broken(text, inside)]
         return [*(painted(line, label, screen.color) for line in broken(first.rstrip(), screen.width)), *below]
     pieces = broken(text, room)
     starts = [painted(first, label, screen.color), *[" " * len(first)] * (len(pieces) - 1)]
-    # A word that is cut leaves the blank before it at the end of its line.
+    # Breaking inside a word leaves the space before it at the end of a line: strip it.
     return [
         f"{start}{painted(piece, mark, screen.color)}".rstrip() for start, piece in zip(starts, pieces, strict=True)
     ]
 
 
 def broken(text: str, width: int) -> list[str]:
-    """A text in lines of at most `width` characters; a name that is too long for one goes on behind a dot of it."""
+    """Break a text into lines of at most `width` characters; a longer name is broken after a dot."""
     if len(text) <= width:
         return [text]
 
     return LineBreaks(width).wrap(text) or [""]
 
 
-# -- checkpoints, problems and values in one line each, of bounded length and safe to print ----------------------------
+# -- checkpoints, problems and values in one line each, of limited length and safe to print ----------------------------
 
 
 MAX_LINE = 500
-"""Characters of a message; names from files have any number."""
+"""Longest message in characters; names in a file may have any length."""
 
 MAX_ITEMS = 6
-"""Items of a list or dict that are shown in a line."""
+"""Most items of a list or dict that are shown in a line."""
 
 
 def checkpoint_line(ck: Checkpoint) -> str:
-    """Name, step, ranks, tensors and size of a checkpoint in one line.
+    """Describe a checkpoint in one line: name, step, ranks, tensors and size.
 
     Such as `<Checkpoint ep0-ba11500: step 11500, 256 ranks (whole), 1164 tensors, 75.3 GiB>`.
     """
@@ -291,7 +290,7 @@ def checkpoint_line(ck: Checkpoint) -> str:
 
 
 def ranks_line(ck: Checkpoint) -> str:
-    """Count the ranks, and say whether all are there: `4 ranks (whole)`, `1 of 256 ranks`, `one file`."""
+    """Count the ranks, and say whether all of them have files: `4 ranks (whole)`, `1 of 256 ranks`, `one file`."""
     world, here = ck.world_size.value, len(ck.ranks)
     verdict = verdict_of(ck)
     if len(ck.files) == 1 and verdict.whole:
@@ -304,15 +303,15 @@ def ranks_line(ck: Checkpoint) -> str:
 
 
 WAYS_OUT = "         "
-"""What stands before the way out of a cause and its consequences, below their code."""
+"""Indentation of the way out of a cause, and of its consequences, below the code."""
 
 
 def cause_lines(
     causes: Sequence[Cause], consequences: Iterable[Consequence] = (), screen: Screen = PIPE, most: int | None = None
 ) -> list[str]:
-    """Each cause with its way out below it, then what follows from lost files; at most so many causes.
+    """Render at most `most` causes, each with its way out below, then the consequences of missing files.
 
-    Everything is made printable before it is painted: a name from a file brings no colour of its own.
+    Texts are made printable before they are coloured, so that a name from a file cannot contain colours.
     """
     shown, following = causes[:most], list(consequences)
     last = max((n for n, cause in enumerate(shown) if following and cause.code in following[0].causes), default=-1)
@@ -326,18 +325,18 @@ def cause_lines(
 
 
 def _following(consequences: Sequence[Consequence]) -> str:
-    """What follows from lost files, and from which causes where there are several: `9 tensors have gaps`."""
+    """Render the consequences of missing files, with their causes if there are several: `9 tensors have gaps`."""
     codes = consequences[0].causes
     return ", ".join(one.text for one in consequences) + (f" ({' and '.join(codes)})" if len(codes) > 1 else "")
 
 
 def cause_words(cause: Cause) -> str:
-    """What is wrong and where, in a line: `ranks 1..63: no file __R_0.distcp`."""
+    """State the fault and its place in a line: `ranks 1..63: no file __R_0.distcp`."""
     return ": ".join(filter(None, (cause.where, cause.what)))
 
 
 def error_lines(problems: Sequence[Problem], said: str, screen: Screen = PIPE) -> list[str]:
-    """The causes behind the problems of an error; of one that its own line has `said`, the way out alone."""
+    """Render the causes behind an error; if the error's line `said` the only cause, just its way out."""
     causes = causes_of(problems, ("error", "warning", "note"))
     lines = cause_lines(causes, consequences_of(problems), screen, screen.rows)
     alone = len(causes) == 1 and printable(cause_words(causes[0])) in printable(said)
@@ -347,7 +346,7 @@ def error_lines(problems: Sequence[Problem], said: str, screen: Screen = PIPE) -
 
 
 def described(value: Any) -> str | None:
-    """A description of a value that has no text of its own: a tensor, an array, bytes, a class; else None."""
+    """Describe a value that has no text of its own: a tensor, an array, bytes, a class; None for other values."""
     if isinstance(value, Tensor):
         return f"{short(value.dtype)} tensor {shape(value.shape)}"
     if isinstance(value, (NumpyArray, NumpyScalar)):
@@ -367,11 +366,11 @@ def described(value: Any) -> str | None:
 
 
 MAX_PATH = 160
-"""Characters of a path, or of another only argument."""
+"""Longest path, or other single argument, in characters."""
 
 
 def object_text(value: Opaque) -> str:
-    """An object by its class, and by its arguments if these are few and plain: `run.Phase('train')`, a path as one."""
+    """Render an object by its class, with few plain arguments: `run.Phase('train')`; a path as one text."""
     from ckptools.keys.entries import brief_args
 
     args = brief_args(value)
@@ -380,7 +379,7 @@ def object_text(value: Opaque) -> str:
 
 
 def value_text(value: Any, width: int = 80, depth: int = 2) -> str:
-    """A value in one line of at most `width` characters, safe to print."""
+    """Render a value in one line of at most `width` characters, safe to print."""
     return clip(printable(_shown(scalar(value), width, depth)), width)
 
 
@@ -411,28 +410,28 @@ def _joined(texts: list[str], total: int) -> str:
 
 
 def key_name(key: Any) -> str:
-    """A dict key as text: a string as it is, anything else as a value."""
+    """Render a dict key: a string unquoted, anything else as a value."""
     return key if isinstance(key, str) else value_text(key)
 
 
-# -- the table of several records: a column for each field in which some of them have something ------------------------
+# -- tables of any records: a column for each field that is nonempty in some record ------------------------------------
 
 
 MAX_TEXT = 600
-"""Characters of one value."""
+"""Longest text of one value in characters."""
 SIZES = ("bytes", "nbytes")
-"""Fields that are numbers of bytes."""
+"""Fields with a number of bytes."""
 VERDICTS = ("result", "severity", "status", "verdict")
-"""Fields that say whether all is well."""
+"""Fields with a verdict."""
 UNSAFE = ("unsafehtml", "latex_raw")
 """Formats of tabulate in which a name from a file could be markup."""
 
 
 def check_table_format(name: str) -> None:
-    """Refuse a format that tabulate does not have.
+    """Refuse an unknown table format.
 
     Raises:
-        UsageError: naming those that it has.
+        UsageError: listing the known formats.
     """
     from tabulate import tabulate_formats
 
@@ -442,7 +441,7 @@ def check_table_format(name: str) -> None:
 
 
 def rows_text(rows: Rows[Any], table_format: str) -> str:
-    """Write rows as a table for a document or program: the fields that `to_dicts` has, values as on a screen."""
+    """Render rows as a table for a document or program: the fields of `to_dicts`, with values as on a screen."""
     known = [fields_of(row) for row in rows]
     columns = columns_of(known)
     cells = [[_cell(c.title, fields.get(c.title), table_format) for c in columns] for fields in known]
@@ -450,7 +449,7 @@ def rows_text(rows: Rows[Any], table_format: str) -> str:
 
 
 def table_text(columns: Sequence[Column], cells: Sequence[Sequence[str]], table_format: str) -> str:
-    """Write the cells of a table in one of tabulate's formats; nothing where there are no columns."""
+    """Render the cells of a table in one of tabulate's formats; nothing without columns."""
     check_table_format(table_format)
     if not columns:
         return ""
@@ -459,18 +458,18 @@ def table_text(columns: Sequence[Column], cells: Sequence[Sequence[str]], table_
 
 
 def _cell(name: str, value: Any, table_format: str) -> str:
-    """A field of a record, a plain number where the table is for programs."""
+    """Render a field of a record; a plain number if the table is for programs."""
     plain = table_format == "tsv" and isinstance(value, (int, float))
     return str(value) if plain else cell_text(name, value)
 
 
 def _safe(text: str, table_format: str) -> str:
-    """A cell with its control characters visible, and no bar that begins a column in Markdown."""
+    """Make control characters in a cell visible, and escape bars in Markdown."""
     return printable(text).replace("|", "\\|") if table_format in ("github", "pipe") else printable(text)
 
 
 def columns_of(known: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """A column for each field in which some records, given by their fields, have something; numbers on the right."""
+    """Make a column for each field that is nonempty in some record, given as mappings; numbers on the right."""
     every = dict.fromkeys(name for row in known for name in row)
     names = [name for name in every if any(not _is_empty(row.get(name)) for row in known)]
     numeric = [_is_numeric(row.get(name) for row in known) for name in names]
@@ -478,12 +477,12 @@ def columns_of(known: Sequence[Mapping[str, Any]]) -> list[Column]:
 
 
 def _role(name: str, numeric: bool) -> Role:
-    """The role of a field's column."""
+    """Choose the kind of a field's column."""
     return "number" if numeric else "name" if name == "name" else "verdict" if name in VERDICTS else "text"
 
 
 def fields_of(record: Any) -> Mapping[str, Any]:
-    """The fields of a record, as `to_dict` names them."""
+    """Return the fields of a record, named as by `to_dict`."""
     if hasattr(record, "_record"):
         found: Mapping[str, Any] = record._record()
         return found
@@ -499,9 +498,9 @@ def _is_numeric(values: Iterable[Any]) -> bool:
 
 
 def cell_text(name: str, value: Any) -> str:
-    """A field of a record in a few words: `-` for nothing, bytes with their unit, a record in it by its line."""
+    """Render a field in a few words: `-` if empty, bytes with a unit, a record by its summary line."""
     if value == () and "shape" in name:
-        return shape(())  # of a scalar
+        return shape(())  # for a scalar
     if value is None or (isinstance(value, (str, tuple)) and not value):
         return "-"
     if name in SIZES and isinstance(value, int):
