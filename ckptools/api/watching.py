@@ -25,7 +25,7 @@ class CheckpointWarning(UserWarning):
 
 
 class RunWatch:
-    """Verifies the checkpoints of a run in another process, one at a time; `events` are those of `ckptools watch`.
+    """Verifies the checkpoints of a run in another process, one at a time; `events` are as in `ckptools watch`.
 
     Each process verifies the checkpoints that are new since the last one; a state file keeps the results.
     """

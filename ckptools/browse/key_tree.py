@@ -78,7 +78,7 @@ class KeyTree:
         self._by_name = {row.name: row for row in keys.rows}
         self.unfold(expand)
 
-    # -- what is shown ------------------------------------------------------------------------------------------------
+    # -- filter and order ---------------------------------------------------------------------------------------------
 
     def unfold(self, expand: bool) -> None:
         """Build the tree with repeated layers folded into one row, or with every layer."""

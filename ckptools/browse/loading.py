@@ -186,7 +186,7 @@ class RowReading(Loading):
         self.push_screen(LineDialog(f"elements of {printable(name)}", every), typed)
 
     def action_compare(self) -> None:
-        """Compare the values of the row's tensors with those of the other checkpoint."""
+        """Compare the values of the row's tensors in both checkpoints."""
         if not self.session.other:
             self.say("there is no other checkpoint: ckptools browse PATH OTHER")
             return

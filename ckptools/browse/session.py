@@ -293,7 +293,7 @@ class Session:
             return statistics(checkpoint.path, parts, True, self.how.get("jobs"), job.on_bytes, look=False)
 
     def compare(self, job: BackgroundJob, values: bool, names: Sequence[str] = ()) -> Difference:
-        """Compare with the other checkpoint: structure and plain values, with `values` also those of tensors."""
+        """Compare with the other checkpoint: structure and plain values; with `values`, also tensor values."""
         from ckptools.diff.compare import Wanted, compare
 
         if self.second is None:
@@ -318,7 +318,7 @@ class Session:
         with self.timed():
             return examined(self.path, on_found=job.on_file)
 
-    # -- what is written ----------------------------------------------------------------------------------------------
+    # -- writing files ------------------------------------------------------------------------------------------------
 
     def consolidate(self, job: BackgroundJob, out: str, only: str | None, dry_run: bool) -> Consolidated:
         """Plan to write a part of the checkpoint, or write it."""

@@ -37,7 +37,7 @@ def call(command: Callable[..., None], given: Mapping[str, Any]) -> None:
 
 
 def fill(record: type[Record], given: Mapping[str, Any]) -> Record:
-    """Make a dataclass of options, and those inside it, from flat options; ignore other names in `given`."""
+    """Make a dataclass of options, and dataclasses in its fields, from flat options; ignore other names in `given`."""
     found: dict[str, Any] = {}
     for known in fields(record):  # type: ignore[arg-type]
         if is_dataclass(known.default_factory):

@@ -209,7 +209,7 @@ class Line:
 
 
 class ProgressLine(Line):
-    """Counts bytes and shows the remaining ones; with several ranks, those of this rank. `total` 0 means unknown."""
+    """Counts bytes and shows how many remain, for this rank if there are several. `total` 0 means unknown."""
 
     def __init__(self, total: int = 0) -> None:
         super().__init__()

@@ -89,7 +89,7 @@ def _before_any(
 
 
 def _flattened(function: Callable[..., None]) -> Callable[..., None]:
-    """Make a function with flat options for typer: one for each field of its dataclasses, and those of all commands."""
+    """Make a function with flat options for typer: one for each field of its dataclasses, and the common options."""
 
     @functools.wraps(function)
     def command(**given: Any) -> None:

@@ -482,7 +482,7 @@ def entries_at(ck: Checkpoint, key: str) -> list[Entry]:
     """Find the entry with this name, and the entries below it.
 
     If there are none, the key may be a glob (which may match nothing in a checkpoint without keys), or begin with a
-    kind of section: `optimizer.param_groups` finds those of the section `optimizers.AdamW`, `model` the whole model.
+    kind of section: `optimizer.param_groups` finds `optimizers.AdamW.param_groups`, `model` the whole model.
 
     Raises:
         UsageError: no entry was found; the message suggests the nearest name.

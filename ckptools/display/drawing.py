@@ -259,7 +259,7 @@ def letter_of(key: Key) -> str:
 
 
 def legend(keys: Iterable[Key], y: float) -> tuple[str, float]:
-    """Draw the entries one after the other, in as many lines as needed; return the `y` below them as well."""
+    """Draw the entries one after the other, in as many lines as needed; return them and the `y` below."""
     made, x = [], 0.0
     for key in keys:
         room = 20 + len(key.means) * CHARACTER + 16

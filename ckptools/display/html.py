@@ -24,8 +24,8 @@ from ckptools.training_state.sections import Section, measure
 
 # -- a page of HTML for a notebook or a file: lines and folded tables, within limits of rows and bytes -----------------
 # It has no script, since notebooks strip scripts from untrusted files. Every text is made printable and then escaped
-# here, also texts of ckptools. Colours follow JupyterLab, or else the reader's light or dark scheme, and only repeat the
-# meaning of words.
+# here, also texts of ckptools. Colours follow JupyterLab, or else the reader's light or dark scheme, and only repeat
+# the meaning of words.
 
 
 DICTS = "to_dicts() of this"

@@ -144,7 +144,7 @@ def _errors(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def _judged(question: str, problems: Sequence[Problem], answer: str) -> Finding:
-    """Make an answer with problems as its evidence; `ok` is False if one of them is an error, as `verify` exits."""
+    """Make an answer with problems as its evidence; `ok` is False if a problem is an error, as in `verify`."""
     wrong = bool(_errors(problems))
     return Finding(question, False if wrong else None, answer, _named(problems), doubtful=not wrong)
 

@@ -200,7 +200,7 @@ class OptimizerRow(NamedTuple):
 
 
 class SchedulerRow(NamedTuple):
-    """One scheduler; `agrees` tells whether its learning rates are those of the param groups, None if unknown."""
+    """One scheduler; `agrees` tells whether its learning rates equal the param groups', None if unknown."""
 
     name: str
     section: str
@@ -597,7 +597,7 @@ def in_all_groups(groups: Sequence[GroupRow]) -> str:
 
 
 def group_columns(groups: Sequence[GroupRow]) -> list[str]:
-    """Choose the hyperparameters that get a column: the common ones, and those that differ between groups."""
+    """Choose the hyperparameters that get a column: the most common, and any that differ between groups."""
     names = dict.fromkeys(key_name(k) for g in groups for k in g.values)
     values = [{key_name(k): value_text(v) for k, v in g.values.items()} for g in groups]
     differ = [n for n in names if len({v.get(n) for v in values}) > 1]
@@ -613,7 +613,7 @@ def group_cells(number: int, group: GroupRow, keys: Iterable[str]) -> list[str]:
 
 
 def scheduler_words(scheduler: SchedulerRow, private: bool = False) -> str:
-    """Describe the state of a scheduler, and whether its learning rates are those of the param groups."""
+    """Describe the state of a scheduler, and whether its learning rates equal the param groups'."""
     items = scheduler.state.items() if isinstance(scheduler.state, dict) else ()
     named = [(key_name(k), v) for k, v in items]
     shown = [(k, v) for k, v in named if private or not is_private_name(k)]

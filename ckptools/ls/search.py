@@ -90,7 +90,7 @@ class RunSearch(FolderSearch):
         self.notes = self.skipped(links, "the folder")
 
     def look_into(self, folder: Path, depth: int) -> None:
-        """Open the checkpoint that a folder is, and those among its files and sub-folders."""
+        """Open the checkpoint that a folder is, and checkpoints among its files and sub-folders."""
         entries = [path for path in self.entries(folder) if not is_temporary(path.name)]
         trackers = trackers_in(folder)
         self.trackers += trackers

@@ -102,7 +102,7 @@ class Match:
         whole: whether the checkpoint is whole; None if not every file was compared.
         same: number of names of the model found with their shape.
         renamed: number of names found in addition after the renames.
-        renames: the rename that fixes most, and those that fix more after it. Never applied by itself.
+        renames: the rename that fixes most, then further ones. `match` never applies them.
         alternatives: renames that fix equally many names, so that none was chosen.
         fix: new name by old name for every name that the renames change, for `consolidate(map=...)`, without `assumed`.
         assumed: new name by old name for every name that an assumed rename changes.

@@ -1,4 +1,4 @@
-"""`match`: compare the names and shapes of a checkpoint with those of a model, and group the differences."""
+"""`match`: compare the names and shapes in a checkpoint and in a model, and group the differences."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def match(
     optimizer: bool = False,
     world_size: int | None = None,
 ) -> Match:
-    """Compare names and shapes of a checkpoint's model with those that another model expects; reads no values.
+    """Compare names and shapes of a checkpoint's model with another model's; reads no values.
 
     The selection restricts the names on both sides, and chooses the model section if there are several. With
     `optimizer` or `world_size`, also answer whether a run resumes with that optimizer or on so many ranks.
@@ -145,7 +145,7 @@ def _not_compared(every: Sequence[MatchRow], rows: Sequence[MatchRow], selection
 
 
 def _as_converted(saved: StateDictShapes, model: StateDictShapes, loading: Loading) -> StateDictShapes:
-    """Replace names and shapes of a checkpoint by those that transformers makes from them; unused names stay."""
+    """Convert names and shapes of a checkpoint as transformers does while loading; unused names stay."""
     if not (loading.converted or loading.ignored or loading.made):
         return saved
     gone = {old for olds in loading.converted.values() for old in olds} | loading.ignored
@@ -254,7 +254,7 @@ def _as_slices(rows: list[MatchRow], ranks: int) -> list[MatchRow]:
 
 
 def _cut_along(row: MatchRow, ranks: int) -> int | None:
-    """The only dimension in which the shapes differ, if the model's size there, divided by the ranks, is the file's."""
+    """Find the one dimension in which the model's size, divided by the ranks, is the checkpoint's; None without."""
     found, wanted = row.checkpoint_shape or (), row.model_shape or ()
     odd = [dim for dim, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b]
     cut = len(found) == len(wanted) and len(odd) == 1 and found[odd[0]] == -(-wanted[odd[0]] // ranks)

@@ -42,7 +42,7 @@ class Break(NamedTuple):
 
 
 def points_of(run: RunFolder) -> tuple[Point, ...]:
-    """Make points of the checkpoints of a run, in the order of saving; those without a time come last."""
+    """Make points of the checkpoints of a run, in the order of saving; checkpoints without a time come last."""
     found = [_point(row) for row in run.rows]
     return tuple(sorted(found, key=lambda p: (p.saved is None, p.saved or 0.0, p.step or 0)))
 

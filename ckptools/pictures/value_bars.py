@@ -134,7 +134,7 @@ def _deviations(found: Stats, bins: Sequence[Bin], top: float) -> Iterator[str]:
 
 
 def norm_rows(found: Statistics[Stats]) -> tuple[list[Stats], list[Stats]]:
-    """Find the tensors with the largest norms, and of the others those with the smallest."""
+    """Find the tensors with the largest norms and, among the rest, with the smallest."""
     known = [row for row in found.rows if is_floating(row.dtype) and row.l2 and math.isfinite(row.l2)]
     ordered = sorted(known, key=lambda row: -(row.l2 or 0))
     return ordered[:ENDS], ordered[max(ENDS, len(ordered) - ENDS) :]

@@ -33,8 +33,8 @@ BINS = 32
 class Stats:
     """Statistics of the elements of a tensor, or of one rank's shards of it, computed in float64.
 
-    NaN and infinite elements are counted, and left out of all other statistics. Those of complex elements are of their
-    magnitudes. A value is None without finite elements, and infinite if it overflows float64.
+    NaN and infinite elements are counted, and left out of all other statistics. Statistics of complex elements are
+    of their magnitudes. A value is None without finite elements, and infinite if it overflows float64.
 
     Attributes:
         rank: rank of the shards; None for the whole tensor.
@@ -148,7 +148,7 @@ class DeadRows:
 @displayed
 @dataclass(frozen=True)
 class Suspect:
-    """A tensor worth a look: with NaN, zeros, outliers, or values unlike those of other layers.
+    """A tensor worth a look: with NaN, zeros, outliers, or values unlike other layers'.
 
     Attributes:
         rank: rank of the suspect shard; None for the whole tensor.

@@ -38,7 +38,7 @@ MIN_DENORMAL = 1e-3
 """Share of denormal numbers to report: trained weights have almost none."""
 
 MIN_LAYERS = 5
-"""Layers needed to say that a tensor of one layer is unlike those of the others."""
+"""Fewest layers with a tensor of one name for which one of them can be called unlike the others."""
 
 MIN_FACTOR = 3.0
 MIN_PEAK = 30.0
@@ -57,7 +57,7 @@ MIN_GAP = 30.0
 """Outliers of a matrix are at least so many times as large as all other elements."""
 
 EMPTY_BINS = 6
-"""Gap between the binary exponents of band parts with and without outliers, to look for outliers at all."""
+"""Smallest gap between binary exponents of band parts with and without outliers; outliers are searched beyond it."""
 
 MIN_APART = 256
 """Smallest matrix, in elements, to look for outliers."""
@@ -338,8 +338,8 @@ class _Sizes:
 
     Attributes:
         large: number of elements that reach the limit.
-        smallest: smallest magnitude of these.
-        below: largest magnitude of the others.
+        smallest: smallest magnitude that reaches it.
+        below: largest magnitude that does not.
         at: index of the first element that reaches it: `, first at [12, 4031]`.
         different: some of the distinct values, at most one more than `FEW_VALUES`.
     """

@@ -235,7 +235,7 @@ class _Describer:
     def _dtensor_shards(
         self, shape: Ints, mesh: Mesh, placements: tuple[Placement, ...], local: Tensor
     ) -> Iterator[Shard]:
-        """Yield this rank's shards first, then those of the other mesh coordinates in order."""
+        """Yield this rank's shards first, then the shards at the other mesh coordinates in order."""
         coordinates = list(product(*map(range, mesh.sizes)))
         rank_of = dict(zip(coordinates, mesh.ranks or [None] * len(coordinates), strict=True))
         for coordinate in sorted(coordinates, key=lambda c: c != mesh.coordinate):

@@ -149,7 +149,7 @@ def loading(model: Any, saved: Mapping[str, tuple[Ints, str]]) -> Loading | None
 
 
 def _on_meta(saved: Mapping[str, tuple[Ints, str]]) -> dict[str, Any]:
-    """Make tensors on the meta device with these shapes and dtypes, leaving out those that torch cannot make."""
+    """Make tensors on the meta device with these shapes and dtypes, leaving out tensors that torch cannot make."""
     import torch
 
     found: dict[str, Any] = {}
@@ -254,7 +254,7 @@ class NamedShape(NamedTuple):
 
 @dataclass(frozen=True)
 class StateDictShapes:
-    """The names of a state dict with their shapes: those in a checkpoint, or those that a model expects.
+    """The names of a state dict with their shapes, as a checkpoint has them or a model expects them.
 
     Attributes:
         given_by: source of the names, in words.

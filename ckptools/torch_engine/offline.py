@@ -28,7 +28,7 @@ from ckptools.pickles import reader
 # - `ShardedTensor` compares the rank and the world size that saved it with the current process group's.
 # - `DeviceMesh` has had several states: up to 2.9 `mesh` (an int tensor of ranks) and `mesh_dim_names`, then
 #   `_layout` over a `_rank_map`; code for one form cannot read the other. It also has names of process groups, which
-#   do not exist in another process, or are those of other groups. And a slice of a larger mesh finds its own ranks by
+#   do not exist in another process, or name other groups. And a slice of a larger mesh finds its own ranks by
 #   asking for the current one.
 # - `DTensorSpec` has fields (`shard_order`) that older states lack, keeps hashes that are valid in one process only,
 #   and has placements that became C++ objects.
@@ -262,7 +262,7 @@ def load_shard(path: str | Path, map_location: MapLocation = "cpu", trust: bool 
         path: one rank's file, or any file that torch.save wrote.
         map_location: device for the tensors, as in `torch.load`.
         trust: run whatever code the pickle names, as `torch.load(weights_only=False)` does. Otherwise only classes of
-            `ckptools.torch_engine.allow_list` are built, and those that the caller has added by
+            `ckptools.torch_engine.allow_list` are built, and classes that the caller has added by
             `torch.serialization.add_safe_globals`.
 
     Raises:

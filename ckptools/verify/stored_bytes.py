@@ -359,7 +359,7 @@ MAX_SMALL = 1 << 10
 
 
 BOUNDS = 16 << 10
-"""Bytes at the beginning and the end of an archive that are fetched together with those of other files."""
+"""Bytes at the beginning and the end of an archive, fetched for many files at once."""
 
 
 def damaged_archives(ck: Checkpoint, files: OpenFiles) -> list[Problem]:

@@ -28,7 +28,7 @@ class WatchEvent:
         row: the checkpoint, as `ls` lists it; `looked_into` says how far it was verified.
         time: of the event, in UTC: `2026-11-20T01:42:07Z`.
         norm: l2 norm of the model's floating-point tensors; None unless values were read.
-        drift: this norm divided by that of the last proven checkpoint before it; None if there is none to compare.
+        drift: norm divided by the norm of the last proven checkpoint before it; None without one.
         drifted: tensors of the model whose norms changed most, with both norms; only for `drift`.
         detail: further words.
     """

@@ -239,7 +239,7 @@ def _most_changed(before: Mapping[str, float], now: Mapping[str, float]) -> tupl
     return tuple(f"{clip_middle(name, 80)}: {number(before[name])} -> {number(now[name])}" for name in moved[:MOST])
 
 
-# -- old checkpoints that may be deleted: those older than the newest proven ones to keep ------------------------------
+# -- old checkpoints that may be deleted: older than the newest proven ones to keep ------------------------------------
 
 
 def may_go(run: RunFolder, keep: int) -> list[CheckpointRow]:

@@ -29,7 +29,7 @@ def formats(json: AsJson = False) -> None:
 
 
 def _as_text(read: Sequence[Format], written: Sequence[Writer], screen: Screen) -> str:
-    """Render the formats for reading, in the order in which they are tried, then those for writing; two lines each."""
+    """Render the formats for reading, in the order of detection, then the formats for writing; two lines each."""
     lines = [painted("read, the first that recognises a path:", "heading", screen.color)]
     for known in read:
         lines += wrapped(f"  {printable(known.NAME)}: ", printable(known.READS), screen, label="heading")

@@ -1,4 +1,4 @@
-"""`ckptools watch`: verify each new checkpoint of a run, so that nobody finds a broken one when resuming."""
+"""`ckptools watch`: verify each new checkpoint of a run, to notice a broken one before it is needed."""
 
 from __future__ import annotations
 
