@@ -76,7 +76,7 @@ class CheckpointPlots:
 
         `figure` is `rms` of the weights; `update`, the size of Adam's next step for each parameter, without lr; or
         `ratio`, that step relative to the parameter: lr * update / weight. Colours are relative to the median of each
-        row, or absolute. The other arguments are those of `Checkpoint.stats`.
+        row, or with `absolute` on one scale for all. The other arguments are those of `Checkpoint.stats`.
 
         Raises:
             UsageError: there is no such figure, or no optimizer has such moments.

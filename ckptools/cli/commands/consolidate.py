@@ -47,8 +47,8 @@ def consolidate(
 
     A DCP folder is one to resume from, at any world size.
 
-    Exit code: 0 written, 2 usage, 3 unreadable, or the output cannot be written, 4 refused: not whole, damaged, in the
-    way of something, or too large for the disk.
+    Exit code: 0 written, 2 usage, 3 unreadable, or the output cannot be written, 4 refused: not whole, damaged, an
+    output that exists, or too large for the disk.
     """
     from ckptools.cli.printing import ProgressLine
     from ckptools.consolidate import record

@@ -47,10 +47,10 @@ def diff(
     They may be of any formats and world sizes: layouts are shown, and are no difference. Without options keys, shapes,
     dtypes and plain values are compared (step, lr, param groups, scheduler, random states, data position).
 
-    Where the two do not see each other: `ckptools diff A --hash a.json` here, `ckptools diff a.json B` there.
+    If they lie on two machines: `ckptools diff A --hash a.json` on one, `ckptools diff a.json B` on the other.
 
     Exit code: 0 nothing that was compared differs, 1 they differ or something cannot be compared, 2 usage,
-    3 unreadable, 4 refused (the file for digests is there).
+    3 unreadable, 4 refused (the file for digests exists).
     """
     if b is None or how.hash is not None:
         _write_digests(a, b, how, selection, form, opening)

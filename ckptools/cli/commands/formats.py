@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 def formats(json: AsJson = False) -> None:
     """List the formats that are read and written.
 
-    In the order in which they are tried, with the writers whose checkpoints each was compared with. Other packages
-    bring more through the entry point group ckptools.formats; theirs are tried first.
+    In the order in which they are tried, with the writers on whose checkpoints each was tested. Other packages can add
+    formats through the entry point group ckptools.formats; theirs are tried first.
     """
     from ckptools.consolidate.writers import WRITERS
 

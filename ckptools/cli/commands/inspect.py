@@ -33,7 +33,7 @@ def inspect(
     """Show what a checkpoint is, and whether it is whole.
 
     Reads no tensor values and runs nothing that the file names; torch is not needed. Up to 64 ranks are read and
-    compared, of more the one that was named; --all-ranks reads and compares all.
+    compared; with more, only the rank of PATH is read, unless --all-ranks is given.
 
     Exit code: 0 nothing wrong, 1 not whole or an error found (also one rank's file without the others), 2 usage
     (also a folder with several checkpoints), 3 unreadable.

@@ -25,8 +25,8 @@ def ls(
 
     Each is looked into as inspect does. Every rank of the newest is read, and of older ones until one is whole.
 
-    Exit code: 0 no checkpoint was found not to be whole, 1 one was, or a tracker such as `latest` leads to none that
-    is whole, 2 usage, 3 no checkpoint here, or none can be opened.
+    Exit code: 0 no checkpoint is known to be broken, 1 one is, or a tracker such as `latest` names none that is whole,
+    2 usage, 3 no checkpoint found, or none can be opened.
     """
     from ckptools.cli.printing import CountLine
     from ckptools.ls.rows import checkpoints_in

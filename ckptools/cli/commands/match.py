@@ -58,8 +58,8 @@ def match(
 
     With --optimizer and --world-size it says whether a run resumes from it.
 
-    Exit code: 0 every name is there with its shape (and it resumes), 1 not so, 2 usage, 3 unreadable or no model,
-    4 the map is there already.
+    Exit code: 0 every name exists with its shape (and the run resumes), 1 otherwise, 2 usage, 3 unreadable or no
+    model, 4 the map file exists already.
     """
     from ckptools.display.next_command import command_arguments
     from ckptools.match.record import match_text, next_lines

@@ -45,8 +45,8 @@ def report(
     """Write a page of HTML about a checkpoint, to mail or keep.
 
     It shows what inspect and verify find, the verdict first; every rank is read. It is one file, without network or
-    (but for --interactive) script, with the JSON of both in it. If the checkpoint cannot be opened, it shows that and
-    what doctor finds.
+    (but for --interactive) script, with the JSON of both in it. If the checkpoint cannot be opened, it shows why, and
+    the answers of doctor.
 
     Exit code: that of verify. 0 no check failed, 1 a check failed (the page is written), 2 usage, 3 unreadable, 4 the
     page would overwrite something.

@@ -28,9 +28,9 @@ Trust = Annotated[bool, typer.Option("--trust", help="Run whatever code the file
 def shell(paths: CheckpointPaths, command: Command = None, trust: Trust = False, *, opening: OpeningOptions) -> None:
     """Open a Python prompt with a checkpoint opened.
 
-    `ck` is what ckptools.open gives, whatever PATH is. Of a single torch.save file whose classes are all on the list
-    `shard` is what torch makes of it: real tensors, ShardedTensors and DTensors. No torchrun, no other ranks, no GPU
-    needed. Without a terminal, code is read from stdin.
+    `ck` is the opened checkpoint. If PATH is a single torch.save file with only allow-listed classes, `shard` is its
+    content as torch loads it: real tensors, ShardedTensors and DTensors. No torchrun, no other ranks, no GPU needed.
+    Without a terminal, code is read from stdin.
     """
     from ckptools import api
 

@@ -37,12 +37,11 @@ def show(
 ) -> None:
     """Show a value in full, or a tensor with its shards.
 
-    A KEY is a name as `tree` has it, the beginning of several (rng, optimizers.AdamW.param_groups), a kind of section
+    A KEY is a name as `tree` lists it, the beginning of several (rng, optimizers.AdamW.param_groups), a kind of section
     (optimizer.param_groups), or a glob. Where ranks hold different values, each is shown with its ranks. For tensors of
-    up to a million elements it adds a few figures.
+    up to a million elements it adds a few statistics.
 
-    Exit code: 0 shown, 1 something of it is in no file here or cannot be read, 2 usage (also a key that is not
-    there), 3 unreadable.
+    Exit code: 0 shown, 1 a part is missing or cannot be read, 2 usage (also a key that does not exist), 3 unreadable.
     """
     from ckptools.contents.show import show as shown_at
     from ckptools.contents.text import shown_text

@@ -23,8 +23,8 @@ def verify(
 ) -> None:
     """Check that a checkpoint is whole, unharmed and coherent.
 
-    Every rank is read. Without options only structure, replicas and counters are read. safetensors carry no
-    checksums, and that is said. `ckptools explain CK101` says what a code means, and what to do.
+    Every rank is read. Without options only structure, replicas and counters are read. safetensors have no
+    checksums, as the output then says. `ckptools explain CK101` says what a code means, and what to do.
 
     Exit code: 0 no check failed (warnings may be shown), 1 a check failed, 3 unreadable.
     """

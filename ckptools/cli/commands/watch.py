@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 def watch(folder: RunFolderPath, how: WatchOptions, *, form: EventOptions, opening: RunOptions) -> None:
     """Verify each new checkpoint of a run, and report problems.
 
-    A line for each event. What was verified is remembered by size, time and digest, and not read again before it
-    changes. Nothing is deleted without --delete, and the newest proven checkpoint never.
+    Prints a line for each event. Verified checkpoints are remembered by size, time and digest of their files, and not
+    read again unless they change. Nothing is deleted without --delete, and the newest proven checkpoint never.
 
-    Exit code: with --once 0 no checkpoint here has a problem, 1 one has, or a tracker leads astray; Ctrl-C 0 or 1, for
-    whether a problem came up. 2 usage, 3 the folder cannot be listed, 4 another watch of this run is going on.
+    Exit code: with --once 0 no checkpoint here has a problem, 1 one has, or a tracker names a wrong one; Ctrl-C 0 or 1,
+    by whether there was a problem. 2 usage, 3 the folder cannot be listed, 4 another watch of this run is going on.
     """
     from ckptools.watch.run import following
 
