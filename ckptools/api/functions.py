@@ -207,7 +207,7 @@ def doctor(
     names: NamesFrom | None = None,
     salvage: bool = False,
 ) -> Diagnosis:
-    """Answer the first questions about a checkpoint, with evidence, and propose the next commands.
+    """Say whether a checkpoint is whole, the newest of its run, loadable and in step; propose the next commands.
 
     The answers come from `verify`, `checkpoints_in` and, with `to`, `match`. A path that cannot be opened is diagnosed
     too.

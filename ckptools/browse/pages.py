@@ -60,7 +60,7 @@ class PageRows:
 
 
 def problem_rows(looked: Looked) -> PageRows:
-    """Make a row for each cause, the worst first, with its way out below; Enter leads to its problems."""
+    """Make a row for each cause, the worst first, with its remedy below; Enter leads to its problems."""
     return PageRows(list(_cause_rows(looked.report.problems)) or [Row("no problem was found", "good")])
 
 

@@ -261,7 +261,7 @@ class Session:
         return isinstance(location(self.path), RemotePath)
 
     def list_keys(self, looked: Looked) -> tuple[Keys, dict[str, Entry]]:
-        """List the keys, and map each entry to its name."""
+        """List the keys, and map each name to its entry."""
         from ckptools.contents.tree import keys_of
 
         return keys_of(looked.checkpoint), {entry.name: entry for entry in entries_of(looked.checkpoint)}
@@ -369,7 +369,7 @@ def glob_of(rows: Sequence[KeyRow], others: Iterable[KeyRow]) -> str | None:
 
 
 def _candidates(names: Sequence[str]) -> list[str]:
-    """Yield globs to try: the name; the common prefix of names up to a dot, in full, with the common suffix; `*`."""
+    """List globs to try: the name; the common prefix of names up to a dot, in full, with the common suffix; `*`."""
     if not names:
         return []
     if len(names) == 1:

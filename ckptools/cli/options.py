@@ -136,7 +136,7 @@ class SelectionOptions:
 
     @property
     def selection(self) -> Selection:
-        """Make the `Selection` that features take."""
+        """Turn the options into a `Selection` of keys."""
         from ckptools.keys.entries import Selection
 
         return Selection.given(self.filter, self.exclude, self.section)

@@ -114,7 +114,7 @@ class Keys:
 
 @displayed
 class PartRow(NamedTuple):
-    """A tensor in which a subclass, such as a quantized weight, stores part of a shard: `codes`, `scale`.
+    """A tensor that encodes part of a shard, such as `codes` or `scale` of a quantized weight.
 
     Attributes:
         name: given by the class, such as `codes`.

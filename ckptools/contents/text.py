@@ -402,7 +402,7 @@ def shard_cells(shard: ShardRow, absent: str = "") -> list[str]:
 
 
 def part_cells(shard: ShardRow) -> Iterator[list[str]]:
-    """Make a row for each tensor in which a subclass stores a shard, for `PART_COLUMNS`."""
+    """Make a row for each tensor that encodes a shard, such as `codes` and `scale`, for `PART_COLUMNS`."""
     rank, region, file, *_ = shard_cells(shard)
     for part in shard.parts:
         holds = f"{part.name} {short(part.dtype)} {shape(part.shape)}" + (f", per {part.per}" if part.per else "")

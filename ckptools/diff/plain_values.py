@@ -21,7 +21,7 @@ NUMBERED = "only its number matches: no name is known (--names FROM gives them)"
 
 
 def value_rows(left: SideValue | None, right: SideValue | None, a: Contents, b: Contents) -> Iterator[ValueDifference]:
-    """Compare a value, as one row or one per rank; one of `left` and `right` may be missing; `a`, `b` are the sides."""
+    """Compare a value of A and B, as one row or one per rank; one of `left` and `right` may be missing."""
     value = left or right
     assert value is not None
     if left is None or right is None:

@@ -1,4 +1,4 @@
-"""The keys of one side in a common form: names without wrappers' prefixes, sections matched by kind.
+"""The keys of one compared checkpoint in a common form: no prefixes of wrappers, sections matched by kind.
 
 `torch.optim.Optimizer.state_dict()` numbers the parameters through all param groups. A side that lists names in its
 groups in that order tells the number of each name. Both sides have the same order only if their groups have equally
@@ -151,7 +151,7 @@ class SideGroup(NamedTuple):
 
 @dataclass
 class Contents:
-    """All keys of one side.
+    """All keys of one of the two compared checkpoints, called sides.
 
     Attributes:
         sections: names of its sections by kind.
@@ -538,7 +538,7 @@ class _Keys:
         self._value(SideValue(identity, name, _subject(section, leaves[0]), contents))
 
     def _beside_generators(self, section: Section) -> Iterator[RankLeaf]:
-        """Yield values among the random states that are not states, such as a seed."""
+        """Yield values stored beside random states, such as a seed."""
         for leaves in generator_leaves(self.ck, section).values():
             for path, owner, value in () if holds_state(leaves) else leaves:
                 if isinstance(owner, str):

@@ -303,13 +303,13 @@ def ranks_line(ck: Checkpoint) -> str:
 
 
 WAYS_OUT = "         "
-"""Indentation of the way out of a cause, and of its consequences, below the code."""
+"""Indentation of the remedy for a cause, and of its consequences, below the code."""
 
 
 def cause_lines(
     causes: Sequence[Cause], consequences: Iterable[Consequence] = (), screen: Screen = PIPE, most: int | None = None
 ) -> list[str]:
-    """Render at most `most` causes, each with its way out below, then the consequences of missing files.
+    """Render at most `most` causes, each with its remedy below, then the consequences of missing files.
 
     Texts are made printable before they are coloured, so that a name from a file cannot contain colours.
     """
@@ -336,7 +336,7 @@ def cause_words(cause: Cause) -> str:
 
 
 def error_lines(problems: Sequence[Problem], said: str, screen: Screen = PIPE) -> list[str]:
-    """Render the causes behind an error; if the error's line `said` the only cause, just its way out."""
+    """Render the causes behind an error; if the error's line `said` the only cause, just its remedy."""
     causes = causes_of(problems, ("error", "warning", "note"))
     lines = cause_lines(causes, consequences_of(problems), screen, screen.rows)
     alone = len(causes) == 1 and printable(cause_words(causes[0])) in printable(said)

@@ -131,7 +131,7 @@ def values_finding(verified: Verification) -> Finding:
 
 
 def _as_far_as_looked(question: str, checks: Sequence[Check]) -> Finding:
-    """Answer if the checks found no fault: `yes` only if each check looked at everything."""
+    """Make the answer for checks that found no fault: `yes` only if each check looked at everything."""
     ok = [check for check in checks if check.result == "ok"]
     answer = "yes" if len(ok) == len(checks) else "partly" if any(c.looked_at for c in checks) else "not judged"
     words = [f"{check.name}: {check.detail}" for check in ok]

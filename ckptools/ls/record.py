@@ -35,7 +35,7 @@ class CheckpointRow:
         whole: None if no problem was seen but not every file was read.
         verdict: the headline of `inspect`, or of `verify` if it was verified.
         why: the first causes with their codes, and the number of others; "" if there are none.
-        remedy: the way out of the first cause; "" if none is known.
+        remedy: for the first cause; "" if none is known.
         codes: codes of all errors and warnings.
         saved: time of its last file, in UTC: `2026-11-20T01:42:07Z`; None without files.
         being_written: whether its files changed between two listings.
@@ -266,7 +266,7 @@ def _shown(text: str) -> str:
 
 
 def _details(rows: Rows[CheckpointRow], screen: Screen) -> list[str]:
-    """Render the causes of each broken checkpoint, with the way out of the first cause."""
+    """Render the causes of each broken checkpoint, with the remedy for the first cause."""
     wrong = [row for row in rows if row.why or row.notes or _reason(row)]
     kept = wrong if screen.rows is None else wrong[:MAX_DETAILS]
     lines = [line for row in kept for line in _wrong_lines(row, screen)]

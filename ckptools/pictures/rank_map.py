@@ -106,7 +106,7 @@ def _problems_by_rank(problems: Iterable[Problem], ranks: int) -> dict[int, list
 
 
 def _marks(problem: Problem, ranks: int) -> bool:
-    """Whether a problem marks the ranks that it names; a note, or a problem of most ranks, does not."""
+    """Whether a problem is drawn at the ranks that it names; a note, or a problem of most ranks, is not."""
     named = len(problem.all_ranks)
     return problem.severity != "note" and (named == 1 or 0 < 2 * named <= ranks)
 

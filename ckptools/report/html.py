@@ -198,7 +198,7 @@ def check_place(out: Path, force: bool, checkpoint: Checkpoint | None = None) ->
 def write_report(
     checkpoint: Checkpoint, out: str | Path, *, force: bool = False, interactive: bool = False, **how: Any
 ) -> PageContents:
-    """Write the report on a checkpoint to a file, which appears whole or not at all; `how` goes to `findings`.
+    """Write the report on a checkpoint to a file, which appears whole or not at all; `how` are options of `verify`.
 
     An `interactive` page has a script: it sorts and filters tables, and marks everything about one rank or key.
     """

@@ -351,7 +351,7 @@ def shapes_of(model: Any, given_by: str = "") -> StateDictShapes:
 
 
 def _is_of_transformers(model: Any) -> bool:
-    """Whether it is a model of transformers' own classes; does not import transformers."""
+    """Whether a model is of one of transformers' own classes; does not import transformers."""
     library = sys.modules.get("transformers") if hasattr(model, "state_dict") else None
     known = getattr(library, "PreTrainedModel", None)
     return isinstance(known, type) and isinstance(model, known) and type(model).__module__.startswith("transformers.")

@@ -106,7 +106,7 @@ class Watcher:
     """Looks at a folder repeatedly; verified checkpoints that have not changed are not read again."""
 
     def __init__(self, folder: Path, options: WatchOptions, memory: Memory, how: Mapping[str, Any]) -> None:
-        """Watch a folder; `how` are the options with which checkpoints are opened."""
+        """Watch a folder; `how` are options of `ckptools.open`."""
         self.folder, self.options, self.memory, self.how = folder, options, memory, how
         self.listing = Listing(folder, may_be_empty=True, how=how, judge=self._judge)
         self.stamps = Stamps()

@@ -1,4 +1,4 @@
-"""`ckptools doctor`: answer the first questions about a checkpoint."""
+"""`ckptools doctor`: is a checkpoint whole, the newest of its run, loadable, and in step?"""
 
 from __future__ import annotations
 

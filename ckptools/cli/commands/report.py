@@ -70,7 +70,7 @@ def report(
 
 
 def _write(checkpoint: Checkpoint, out: str, force: bool, interactive: bool, *, values: bool, **how: Any) -> None:
-    """Write the page, and print its first lines; `how` are further arguments of `findings`."""
+    """Write the page, and print its first lines; `how` are options of `verify`."""
     from ckptools.cli.printing import ProgressLine
     from ckptools.report.html import findings, report_page, verdict_lines, write_report
 
