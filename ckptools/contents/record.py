@@ -185,7 +185,7 @@ class RankValue(NamedTuple):
 
 @displayed
 class ShownKey(NamedTuple):
-    """One key with its value or shards; the first fields are as in `KeyRow`.
+    """One key with its value, its shards, or its values by rank.
 
     Attributes:
         value: a plain value in full, or the number in a 0-d tensor; None for other tensors and for objects of foreign

@@ -94,7 +94,7 @@ def _kinds(a: Content, b: Content) -> str:
 
 
 def texts_of(a: Content | None, b: Content | None) -> tuple[str | None, str | None]:
-    """Return the texts of both contents, extended if they look alike although the contents differ."""
+    """Return the texts of A's and B's value, extended if they look alike although the values differ."""
     if a is None or b is None or a.problem or b.problem or (a.digest, a.exact) == (b.digest, b.exact):
         return (a.text if a else None), (b.text if b else None)
     cut = a.text.endswith(CUT) and b.text.endswith(CUT)
