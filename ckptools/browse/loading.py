@@ -269,7 +269,7 @@ class Writing(RowReading):
         if self.tab == KEYS and self.key_page is not None:
             only = self.key_page.part(self.left.cursor)
             if only is None:
-                self.say("no glob matches exactly these keys of the model: choose the model, a module or one tensor")
+                self.say("these are no part of the model that one glob names: choose the model, a module or one tensor")
                 return
         what = only or "the model"
         suffix = "pt" if only in ("optimizer", "all") else "safetensors"

@@ -83,7 +83,7 @@ class TensorDifference(NamedTuple):
     Attributes:
         name: in A, or in B if A lacks the tensor.
         name_b: name in B; None if B lacks the tensor.
-        shape_a: sizes in A; None if A lacks the tensor, as for the fields below.
+        shape_a: sizes in A; like the other fields `_a` and `_b`, None if that side lacks the tensor.
         layout_a: how it is sharded in A, in words.
         compared: number of elements whose bytes were compared; 0 if digests were.
         differing: number of differing elements: of the same dtype, in any bit.

@@ -196,7 +196,7 @@ def _unsure(tensor: Tensor, every_byte: bool) -> list[Shard]:
 
 
 def _stated_alike(a: Shard, b: Shard) -> bool:
-    """Whether two shards are the same bytes of zip entries with equal length and stated CRC-32."""
+    """Whether two shards are the same byte range of zip entries with equal length and stated CRC-32."""
     return a.source is not None and b.source is not None and bool(a.source.crc) and _part(a.source) == _part(b.source)
 
 

@@ -298,7 +298,7 @@ class Report(NamedTuple):
 
     Attributes:
         saved_as: how the checkpoint was saved, in words.
-        sharding: how tensors are sharded, as a list for programs.
+        sharding: how tensors are sharded, as a name for programs.
         world_size: number of ranks that saved; without a value if a single file does not record it.
         bytes_expected: size of all files if complete; None if unknown.
         saved: first and last file time, in seconds since 1970; None without files.
