@@ -477,7 +477,6 @@ def columns_of(known: Sequence[Mapping[str, Any]]) -> list[Column]:
 
 
 def _role(name: str, numeric: bool) -> Role:
-    """Choose the kind of a field's column."""
     return "number" if numeric else "name" if name == "name" else "verdict" if name in VERDICTS else "text"
 
 

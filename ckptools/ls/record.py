@@ -300,7 +300,6 @@ def _trackers(run: RunFolder, screen: Screen) -> Iterator[str]:
 
 
 def _left_over(left: Rows[LeftOverRow], screen: Screen) -> list[str]:
-    """Render temporary files and folders in one line."""
     if not left:
         return []
     names = [f"{clip_middle(printable(one.name), 60)} ({size(one.bytes)}, {_local(one.saved)})" for one in left]

@@ -1,10 +1,10 @@
-// Sorts and filters the tables of a report, and marks what is about the same rank or key where the pointer or the focus is.
+// Sorts and filters the tables of a report, and highlights everything about the rank or key under pointer or focus.
 "use strict";
 (() => {
   const UNITS = {KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, k: 1e3, M: 1e6, T: 1e12};
   const NUMBER = /^(-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)(?: (\w+))?/;
 
-  // A cell as a number: `12.5 KiB`, `6.74 B` (billions, but bytes in a column of sizes); null where it is none.
+  // A cell as a number: `12.5 KiB`, `6.74 B` (billions, but bytes in a column of sizes); null for other texts.
   function numberOf(text, sizes) {
     const found = NUMBER.exec(text);
     if (!found) return null;
@@ -20,7 +20,7 @@
     const rows = [...body.rows].map((row) => [row.cells[column].textContent, row]);
     const sizes = rows.some(([text]) => / [KMGT]iB/.test(text));
     const keys = rows.map(([text, row]) => ({text, row, number: numberOf(text, sizes)}));
-    const sign = down ? -1 : 1;  // what is no number stands behind the numbers either way
+    const sign = down ? -1 : 1;  // other texts come after the numbers in both orders
     keys.sort((a, b) =>
       a.number !== null && b.number !== null ? sign * (a.number - b.number)
       : a.number !== null ? -1 : b.number !== null ? 1
@@ -35,7 +35,7 @@
   }
 
   for (const table of document.querySelectorAll(".ckpt table")) {
-    if (!table.tHead.rows[0].cells[0].textContent) continue;  // a fact of several rows has its name in the first alone
+    if (!table.tHead.rows[0].cells[0].textContent) continue;  // only the first row of a fact has its name
     [...table.tHead.rows[0].cells].forEach((head, column) => {
       head.tabIndex = 0;
       head.addEventListener("click", () => sortBy(table, head, column));
@@ -55,7 +55,7 @@
     table.parentNode.before(input);
   }
 
-  // What an element is about: `rank 3` for each rank that its words name, and its key.
+  // The ranks and the key that an element is about: `rank 3` for each rank in its words.
   function subjects(words, key) {
     const found = new Set(key ? ["key " + key] : []);
     for (const [, spans] of words.matchAll(/\branks? ((?:\d+(?:\.\.\d+)?(?:, )?)+)/g)) {
@@ -95,7 +95,7 @@
   for (const name of ["pointerover", "focusin"])
     document.addEventListener(name, (event) => mark(event.target.closest("rect, tbody tr, .cause")));
 
-  // Tab goes to one element of a map, layout or table; arrows go on from there, in a map also up and down.
+  // Tab focuses one element of a map, layout or table; arrows move on from there, in a map also up and down.
   function members(group) {
     return [...group.querySelectorAll("rect, tr")].filter((one) => of.has(one) && !one.hidden);
   }
