@@ -23,6 +23,7 @@ from ckptools.consolidate.writers import FOLDER_HOLDS, SAFETENSORS, WRITERS, Wri
 from ckptools.consolidate.writers.layout import LEFT_OUT, LikeModel, OutputContents, OutputLayout, beside, quoted
 from ckptools.errors import NoSpaceError, OutputExistsError, ReadError, RefusedError, UsageError, WriteError
 from ckptools.files.opening import OpenFiles, is_remote, location
+from ckptools.files.remote.path import RemotePath, refreshed
 from ckptools.files.storage import RemoteError
 from ckptools.formats.megatron.folders import arguments
 from ckptools.formats.rank_search.rank_names import parse
@@ -198,16 +199,18 @@ class Replaced(NamedTuple):
     last: tuple[Path, ...]
 
 
-def replaced(checkpoint: Checkpoint, out: Path, layout: OutputLayout, force: bool, texts: Collection[Path]) -> Replaced:
+def replaced(checkpoint: Checkpoint, out: Path, layout: OutputLayout, texts: Collection[Path]) -> Replaced:
     """Find the files to remove of an earlier output `out`: of several files, the index and the last file go first.
 
     An output in one file is replaced at once. With several files, an interrupt would leave new ones among old ones:
     without the index they are found by their numbers, and then the last one is missing.
     A side file of names that the earlier output lacked goes too, unless it is among the new `texts`.
     """
+    if isinstance(out, RemotePath):
+        refreshed(out)
     side = beside(out, LEFT_OUT)
-    stale = (side,) if force and side not in texts and side.exists() else ()
-    if not force or layout.folder is not None or len(layout.files) == 1:
+    stale = (side,) if side not in texts and side.exists() else ()
+    if layout.folder is not None or len(layout.files) == 1:
         return Replaced((), stale)
     number = re.compile(rf"{re.escape(out.stem)}-\d{{5}}-of-\d{{5}}{re.escape(out.suffix)}")
     new, sources = {path.name for path, _ in layout.files}, {f.path.resolve() for f in checkpoint.files}

@@ -31,9 +31,9 @@ from ckptools.consolidate.output_place import (
     made_like,
     original_for,
     output_of,
-    replaced,
 )
 from ckptools.consolidate.provenance import left_out_json, note_on_carried
+from ckptools.consolidate.publishing.multipart import check_can_upload
 from ckptools.consolidate.publishing.publish import Kept, WriteFindings, resume_folder, write
 from ckptools.consolidate.record import Consolidated, converted, planned_reading
 from ckptools.consolidate.selection import check_files, places_to_write, select, tensors_to_write
@@ -80,8 +80,6 @@ def consolidate(
     output = output_of(out, options.format)
     streamed = is_remote(output.path)
     if streamed:
-        from ckptools.consolidate.publishing.multipart import check_can_upload
-
         check_can_upload(output.path, options)
     form, renaming = write_options(options, streamed), renaming_of(options)
     whole = with_all_ranks(checkpoint)
@@ -134,14 +132,7 @@ def consolidate(
             before = first.nbytes if first else 0
             planned(before + sum(job.nbytes for job in layout.jobs) * (2 if options.check else 1))
             with _said_where(kept):
-                if streamed:
-                    from ckptools.consolidate.publishing.multipart import upload
-
-                    seen = upload(whole, output.path, layout, texts, files, options, progress)
-                else:
-                    earlier = replaced(whole, output.path, layout, options.force, texts)
-                    folder = output.new_folder if layout.folder is None else None
-                    seen = write(whole, layout, folder, texts, manifest, files, options, progress, kept, earlier)
+                seen = write(whole, output, layout, texts, manifest, files, options, progress, kept)
     done = _result(whole, selection, layout, paths, seen)
     done = done if likeness is None else replace(done, like=likeness, renamed=likeness.renamed)
     if options.dry_run:

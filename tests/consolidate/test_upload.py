@@ -152,9 +152,11 @@ def test_files_with_an_index_are_replaced_with_it(client, place):
 
 
 def test_what_appears_meanwhile_is_not_replaced(client, place, monkeypatch):
-    sent = MultipartOutput.sent
+    finish = MultipartOutput.finish
     put = {"Bucket": BUCKET, "Key": f"{place}/model.safetensors", "Body": b"another's"}
-    monkeypatch.setattr(MultipartOutput, "sent", lambda output: (sent(output), client.put_object(**put)))
+    monkeypatch.setattr(
+        MultipartOutput, "finish", lambda output, crcs: (finish(output, crcs), client.put_object(**put))
+    )
     with pytest.raises(WriteError, match=r"model\.safetensors: has appeared meanwhile; nothing was written"):
         consolidate(SOURCE, url(f"{place}/model.safetensors"), Options())
     assert found(client, place) == {"model.safetensors": b"another's"} and under_way(client, place) == []

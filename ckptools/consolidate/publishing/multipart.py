@@ -8,7 +8,7 @@ them in order, with the bytes between them. An upload with all its parts waits u
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import accumulate
 from pathlib import Path
@@ -16,14 +16,11 @@ from threading import Event, Thread
 
 from ckptools.cluster.team import current
 from ckptools.consolidate.options import ConsolidateOptions
-from ckptools.consolidate.output_place import Replaced, check_unchanged, replaced
-from ckptools.consolidate.publishing.publish import Executor, WriteFindings
-from ckptools.consolidate.source_records import crcs_of
+from ckptools.consolidate.output_place import Replaced
 from ckptools.consolidate.writers.layout import Framing, OutputLayout
 from ckptools.errors import CkptoolsError, UsageError, WriteError
 from ckptools.files.opening import WINDOW, InOrder, OpenFiles, StoppedError
 from ckptools.files.remote.path import RemotePath, refreshed
-from ckptools.model.checkpoint import Checkpoint
 from ckptools.tensor_io.checksums import crc32
 from ckptools.tensor_io.fetch_ahead import Progress
 
@@ -36,41 +33,6 @@ def check_can_upload(out: Path, options: ConsolidateOptions) -> None:
         raise UsageError(out, "--manifest needs an output on a disk, which is read again for it")
     if current().world_size > 1:
         raise UsageError(out, "several processes need an output on a disk; in a bucket one process writes it")
-
-
-def upload(
-    checkpoint: Checkpoint,
-    out: Path,
-    layout: OutputLayout,
-    texts: Mapping[Path, str | bytes],
-    files: OpenFiles,
-    options: ConsolidateOptions,
-    progress: Progress,
-) -> WriteFindings:
-    """Write a planned output to a bucket, as `publish.write` does to a disk; it appears whole, or not at all."""
-    summary = ""
-    with MultipartOutput(layout) as output:
-        executor = Executor(output.targets, files, True, not options.unchecked, progress)
-        regions = executor.run(layout.jobs, options.threads)
-        if executor.records is not None:
-            executor.records.compare()
-        output.sent()
-        for job, read, sent in zip(layout.jobs, crcs_of(layout.jobs, regions, True), output.crcs, strict=True):
-            if read != sent:
-                raise CkptoolsError(layout.files[job.file][0], f"{job.fqn}: other bytes were sent than were read")
-        check_unchanged(checkpoint)
-        refreshed(remote(out))
-        output.publish(texts, options.force, replaced(checkpoint, out, layout, options.force, texts))
-        if options.check:
-            from ckptools.consolidate.publishing.read_back import compare_uploaded
-
-            refreshed(remote(layout.files[0][0]))
-            try:
-                summary = compare_uploaded(layout, output.crcs, files, options.threads, progress)
-            except WriteError:
-                output.remove()
-                raise
-    return WriteFindings.by(executor, layout, executor.odd, summary)
 
 
 class _Target:
@@ -92,6 +54,7 @@ class MultipartOutput:
 
     Attributes:
         crcs: CRC-32 of the bytes sent for each job.
+        descriptors: none, as no file is open on this machine.
     """
 
     def __init__(self, layout: OutputLayout) -> None:
@@ -104,6 +67,7 @@ class MultipartOutput:
         self._there: list[RemotePath] = []
         self._error: WriteError | None = None
         self._stopped = False
+        self.descriptors: Sequence[int] = ()
         self.targets = [_Target(self, start) for start in self._starts]
         self.crcs = [0] * len(layout.jobs)
 
@@ -132,17 +96,23 @@ class MultipartOutput:
         for event in self._may_end:
             event.set()
 
-    def sent(self) -> None:
-        """Wait until the uploads have taken every byte."""
+    def finish(self, crcs: Sequence[int]) -> None:
+        """Wait until the uploads have taken every byte, and compare them with the CRC-32 of each job as it was read."""
         try:
             self._bytes.wait_for(self._nbytes)
         except StoppedError:
             raise self._error or CkptoolsError(None, "stopped") from None
+        for job, read, sent in zip(self._layout.jobs, crcs, self.crcs, strict=True):
+            if read != sent:
+                raise CkptoolsError(self._paths[job.file], f"{job.fqn}: other bytes were sent than were read")
 
-    def publish(self, texts: Mapping[Path, str | bytes], replace: bool, earlier: Replaced) -> None:
-        """Let the files appear: the last one after the others, then small text files."""
+    def publish(self, texts: Mapping[Path, str | bytes], earlier: Replaced | None) -> None:
+        """Let the files appear: the last one after the others, then small text files.
+
+        They replace `earlier` files; nothing may be there if this is None.
+        """
         index = [remote(path) for path in texts]
-        if not replace:
+        if earlier is None:
             refreshed(self._paths[0])
             for path in (*self._paths, *index):
                 if RemotePath(str(path)).exists():
@@ -168,12 +138,19 @@ class MultipartOutput:
         if self._layout.folder is not None:
             folder, new = refreshed(remote(self._layout.folder)), {path.name for path in self._paths}
             _delete([path for path in folder.iterdir() if path.name not in new])
-        _delete(list(map(remote, earlier.last)))
+        _delete(list(map(remote, earlier.last if earlier else ())))
         self._there, self._threads = [], []
 
-    def remove(self) -> None:
-        """Remove published files that are wrong."""
-        _delete(self._paths)
+    def compare(self, files: OpenFiles, threads: int, progress: Progress) -> str:
+        """Compare the published files with their sources; return a summary. Files that differ are removed."""
+        from ckptools.consolidate.publishing.read_back import compare_uploaded
+
+        refreshed(self._paths[0])
+        try:
+            return compare_uploaded(self._layout, self.crcs, files, threads, progress)
+        except WriteError:
+            _delete(self._paths)
+            raise
 
     def _begin(self, number: int) -> None:
         if number < len(self._paths):

@@ -7,17 +7,18 @@ import json
 import os
 import secrets
 from bisect import bisect_right
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Event, Lock, local
 from typing import NamedTuple
 
 from ckptools.cluster.team import current
 from ckptools.consolidate.options import ConsolidateOptions
-from ckptools.consolidate.output_place import Replaced, check_unchanged
+from ckptools.consolidate.output_place import OutputPlace, Replaced, check_unchanged, replaced
+from ckptools.consolidate.publishing.multipart import MultipartOutput
 from ckptools.consolidate.shares import Share, part_of, shares_of
 from ckptools.consolidate.source_records import (
     BytesRead,
@@ -31,7 +32,7 @@ from ckptools.consolidate.source_records import (
 from ckptools.consolidate.writers.layout import Job, OutputLayout
 from ckptools.dtypes import has_nonfinite
 from ckptools.errors import CkptoolsError, ReadError, RefusedError, WriteError, original_of
-from ckptools.files.opening import OpenFiles
+from ckptools.files.opening import OpenFiles, is_remote
 from ckptools.files.partial_files import PartialFiles, Target, write_at, write_text
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.shards import Source
@@ -199,9 +200,9 @@ class Done:
         """The rest of a part of a tensor that is not written yet."""
         regions, at, end = self._by_job.get(job, []), part.offset, part.offset + part.nbytes
         number = max(0, bisect_right(regions, at, key=lambda region: region.offset) - 1)
-        if isinstance(part, Band):
+        if not regions or isinstance(part, Band):
             # A band is assembled in memory, so it was written whole or not at all.
-            if number >= len(regions) or not regions[number].offset <= at < end <= regions[number].end:
+            if not regions or not regions[number].offset <= at < end <= regions[number].end:
                 yield part
             return
         for region in [*regions[number:], WrittenRegion(job, end, 0, 0)]:
@@ -212,7 +213,9 @@ class Done:
 
 def take_done(kept: Kept | None, jobs: Sequence[Job], targets: Sequence[int], threads: int) -> Done:
     """The regions that an earlier run has written, each read again."""
-    entries = current().gather(kept.entries() if kept and current().rank == 0 else [])[0]
+    if kept is None:
+        return Done()
+    entries = current().gather(kept.entries() if current().rank == 0 else [])[0]
     right = in_ranks(partial(_is_written, jobs, targets), entries, threads, lambda entry: entry.region.nbytes)
     return Done([entry for entry, is_right in zip(entries, right, strict=True) if is_right])
 
@@ -252,8 +255,8 @@ class Executor:
     Attributes:
         checksums: whether the CRC-32 of every tensor is wanted.
         records: collects the bytes read of source records to compare their checksums; None for no comparison.
-        share: what this rank writes; None for everything.
-        done: regions that an earlier run has written, which are not written again; None for none.
+        share: what this rank writes.
+        done: regions that an earlier run has written, which are not written again.
         journal: lists the written regions; None for no journal.
         odd: fqns of tensors with NaN or infinity in the output; tensors with filled holes are not searched.
     """
@@ -263,15 +266,14 @@ class Executor:
         targets: Sequence[Target],
         files: OpenFiles,
         checksums: bool,
-        compare: bool,
+        records: SourceRecords | None,
         progress: Progress,
-        share: Share | None = None,
-        done: Done | None = None,
-        journal: Journal | None = None,
+        share: Share,
+        done: Done,
+        journal: Journal | None,
     ) -> None:
-        self.targets, self.files, self.checksums = targets, files, checksums or journal is not None
-        self.share, self.done, self.journal = share, done, journal
-        self.records = SourceRecords(files) if compare else None
+        self.targets, self.files, self.checksums = targets, files, checksums
+        self.records, self.share, self.done, self.journal = records, share, done, journal
         self.odd: set[str] = set()
         self._progress = progress
         self._stop = Event()
@@ -292,8 +294,8 @@ class Executor:
         return [region for regions in written for region in regions]
 
     def _parts(self, number: int, job: Job) -> Iterator[Copy | Band]:
-        for whole in job.parts() if self.share is None else self.share.parts(job):
-            yield from (whole,) if self.done is None else self.done.missing(number, whole)
+        for whole in self.share.parts(job):
+            yield from self.done.missing(number, whole)
 
     def _reads(self, number: int, job: Job) -> Iterator[Part]:
         for part in self._parts(number, job):
@@ -407,8 +409,72 @@ def _reason(error: OSError) -> str:
 # -- from the plan to the name -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class WriteFindings:
+class DiskOutput:
+    """The files of an output on a disk, under temporary names: rank 0 makes them, all ranks write into them.
+
+    Attributes:
+        descriptors: of the files, which are open until the end of the `stack`; then files without a name are removed.
+        paths: the files' current paths.
+    """
+
+    def __init__(self, layout: OutputLayout, place: OutputPlace, kept: Kept | None, stack: ExitStack) -> None:
+        self._layout, team, made = layout, current(), PartialFiles(kept.folder if kept else None)
+        self.descriptors: list[int] = []
+        self.paths: list[Path] = []
+        self._partial = stack.enter_context(made) if team.rank == 0 else None
+        if self._partial is not None:
+            if place.new_folder is not None and layout.folder is None:
+                made.make_folder(place.new_folder)
+            if kept is not None:
+                kept.begin()
+            if layout.folder is not None:
+                made.create_folder(layout.folder)
+            self.descriptors = [made.create(path, size) for path, size in layout.files]
+            self.paths = [made.place(path) for path, _ in layout.files]
+        self.paths = team.gather(self.paths)[0]
+        if self._partial is None:
+            with team.own_work():
+                for path, (final, _) in zip(self.paths, layout.files, strict=True):
+                    try:
+                        self.descriptors.append(os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0)))
+                    except OSError as error:
+                        why = (error.strerror or "").lower()
+                        text = f"the file that rank 0 has made for it cannot be opened here: {why}"
+                        raise WriteError(final, text) from error
+                    stack.callback(os.close, self.descriptors[-1])
+
+    @property
+    def targets(self) -> Sequence[Target]:
+        """The targets of writing."""
+        return self.descriptors
+
+    def finish(self, crcs: Sequence[int]) -> None:
+        """Write the bytes around the tensors, given the CRC-32 of each job; then all ranks see every byte."""
+        if self._partial is not None:
+            for number, descriptor in enumerate(self.descriptors):
+                for framing in self._layout.framing(number):
+                    write_at(descriptor, framing.offset, framing.data(crcs.__getitem__))
+        if current().world_size > 1:
+            with current().own_work():
+                for descriptor in self.descriptors:
+                    os.fsync(descriptor)
+            current().gather(None)
+
+    def compare(self, files: OpenFiles, threads: int, progress: Progress) -> str:
+        """Let the format's own library read the files; return a summary of the comparison with their sources."""
+        from ckptools.consolidate.publishing.read_back import compare
+
+        return compare(self._layout, self.descriptors, self.paths, files, threads, progress)
+
+    def publish(self, texts: Mapping[Path, str | bytes], earlier: Replaced | None) -> None:
+        """Give the files their names, then small text files; remove the `earlier` files that they replace."""
+        if self._partial is not None:
+            for path, text in texts.items():
+                self._partial.add_text(path, text)
+            self._partial.publish(*(earlier or ()))
+
+
+class WriteFindings(NamedTuple):
     """Findings while an output was written.
 
     Attributes:
@@ -421,26 +487,19 @@ class WriteFindings:
     odd: tuple[str, ...] = ()
     read_back: str = ""
 
-    @classmethod
-    def by(cls, executor: Executor, layout: OutputLayout, odd: Container[str], read_back: str) -> WriteFindings:
-        """The findings of an executor, with those of other ranks on NaN and infinity."""
-        right = None if executor.records is None else executor.records.offsets
-        return cls(right, tuple(dict.fromkeys(job.fqn for job in layout.jobs if job.fqn in odd)), read_back)
-
 
 def write(
     checkpoint: Checkpoint,
+    place: OutputPlace,
     layout: OutputLayout,
-    new_folder: Path | None,
     texts: Mapping[Path, str | bytes],
     manifest: Path | None,
     files: OpenFiles,
     options: ConsolidateOptions,
     progress: Progress,
     kept: Kept | None,
-    earlier: Replaced,
 ) -> WriteFindings:
-    """Write a planned output; it appears whole, or not at all. Makes `new_folder` and removes `earlier` files.
+    """Write a planned output to its place; it appears whole, or not at all, and replaces an earlier one.
 
     An unfinished output leaves no files, except those in `kept`, from which the next run continues.
 
@@ -449,115 +508,38 @@ def write(
         ReadError: a source cannot be read, or changed meanwhile.
         WriteError: the output cannot be written, or differs when read back.
     """
-    with _opened_output(layout, new_folder, kept) as output, ExitStack() as stack:
-        executor = _executor(layout, output, files, options, progress, kept, stack)
-        regions = _copied(executor, layout, options.threads)
+    team, threads, in_bucket, read_back, added = current(), options.threads, is_remote(place.path), "", dict(texts)
+    with ExitStack() as stack:
+        output: DiskOutput | MultipartOutput
+        output = stack.enter_context(MultipartOutput(layout)) if in_bucket else DiskOutput(layout, place, kept, stack)
+        share = shares_of(layout.jobs, team.world_size)[team.rank]
+        done = take_done(kept, layout.jobs, output.descriptors, threads)
+        journal = stack.enter_context(closing(Journal(kept.folder))) if kept else None
+        records = None if options.unchecked else SourceRecords(files)
+        checksums = layout.checksums or in_bucket or journal is not None
+        executor = Executor(output.targets, files, checksums, records, progress, share, done, journal)
+        executor.odd |= done.restore(layout.jobs, records)
+        with team.own_work():
+            written = executor.run(layout.jobs, threads)
+        if records is not None:
+            stored = stored_records((job.fqn, job.tensor) for job in layout.jobs) if team.world_size > 1 else ()
+            records.compare(found.record for found in stored)
+        regions = [*done.regions, *chain.from_iterable(team.gather(written))]
         try:
-            if output.partial is not None:
-                layout.finish(output.targets, crcs_of(layout.jobs, regions, executor.checksums))
-            if current().world_size > 1:  # so that other ranks see every byte
-                with current().own_work():
-                    for descriptor in output.targets:
-                        os.fsync(descriptor)
-                current().gather(None)
-            read_back, added = "", dict(texts)
-            if options.check:
-                from ckptools.consolidate.publishing.read_back import compare
-
-                read_back = compare(layout, output.targets, output.paths, files, options.threads, progress)
+            output.finish(crcs_of(layout.jobs, regions, checksums))
+            if options.check and not in_bucket:
+                read_back = output.compare(files, threads, progress)
             if manifest is not None:
                 from ckptools.consolidate.publishing.read_back import manifest_json
 
-                added[manifest] = manifest_json(layout, output.targets, options.threads)
-            if output.partial is not None:
-                for path, text in added.items():
-                    output.partial.add_text(path, text)
+                added[manifest] = manifest_json(layout, output.descriptors, threads)
+            if team.rank == 0:
                 check_unchanged(checkpoint)
-                output.partial.publish(earlier.first, earlier.last)
+                output.publish(added, replaced(checkpoint, place.path, layout, texts) if options.force else None)
+            if options.check and in_bucket:
+                read_back = output.compare(files, threads, progress)
         except OSError as error:
             raise WriteError(layout.files[0][0], f"cannot write: {(error.strerror or '').lower()}") from error
-    return WriteFindings.by(executor, layout, set[str]().union(*current().gather(executor.odd)), read_back)
-
-
-def _executor(
-    layout: OutputLayout,
-    output: _OpenOutput,
-    files: OpenFiles,
-    options: ConsolidateOptions,
-    progress: Progress,
-    kept: Kept | None,
-    stack: ExitStack,
-) -> Executor:
-    """The executor of this rank's share, which goes on where an earlier run has stopped."""
-    targets, team, compare = output.targets, current(), not options.unchecked
-    if kept is None and team.world_size == 1:
-        return Executor(targets, files, layout.checksums, compare, progress)
-    share = shares_of(layout.jobs, team.world_size)[team.rank]
-    done = take_done(kept, layout.jobs, targets, options.threads)
-    journal = Journal(kept.folder) if kept else None
-    if journal is not None:
-        stack.callback(journal.close)
-    executor = Executor(targets, files, layout.checksums, compare, progress, share, done, journal)
-    executor.odd |= done.restore(layout.jobs, executor.records)
-    return executor
-
-
-def _copied(executor: Executor, layout: OutputLayout, threads: int) -> list[WrittenRegion]:
-    """Copy this rank's share, and return the regions written by all ranks."""
-    with current().own_work():
-        regions = executor.run(layout.jobs, threads)
-    if executor.records is not None:
-        stored = stored_records((job.fqn, job.tensor) for job in layout.jobs) if current().world_size > 1 else ()
-        executor.records.compare(found.record for found in stored)
-    earlier = executor.done.regions if executor.done else []
-    return [*earlier, *(region for written in current().gather(regions) for region in written)]
-
-
-@dataclass(frozen=True)
-class _OpenOutput:
-    """The files of an output, open under temporary names: their descriptors and current paths.
-
-    Rank 0 creates them, all ranks write into them. `partial` gives them their final names; None on other ranks than 0.
-    """
-
-    partial: PartialFiles | None
-    targets: Sequence[int]
-    paths: Sequence[Path]
-
-
-@contextmanager
-def _opened_output(layout: OutputLayout, new_folder: Path | None, kept: Kept | None) -> Iterator[_OpenOutput]:
-    """Open the files of an output under their temporary names; at the end all ranks have closed them.
-
-    It makes `new_folder` for them. Unfinished files are removed, unless `kept` keeps them.
-    """
-    with ExitStack() as stack:
-        made = PartialFiles(kept.folder if kept else None)
-        partial = stack.enter_context(made) if current().rank == 0 else None
-        targets = [] if partial is None else _made(partial, layout, new_folder, kept)
-        paths = current().gather([] if partial is None else [partial.place(path) for path, _ in layout.files])[0]
-        if partial is None:
-            with current().own_work():
-                targets = [_opened(path, final, stack) for path, (final, _) in zip(paths, layout.files, strict=True)]
-        yield _OpenOutput(partial, targets, paths)
-
-
-def _made(partial: PartialFiles, layout: OutputLayout, new_folder: Path | None, kept: Kept | None) -> list[int]:
-    if new_folder is not None:
-        partial.make_folder(new_folder)
-    if kept is not None:
-        kept.begin()
-    if layout.folder is not None:
-        partial.create_folder(layout.folder)
-    return [partial.create(path, size) for path, size in layout.files]
-
-
-def _opened(path: Path, final: Path, stack: ExitStack) -> int:
-    """Open a file that rank 0 has made for writing until the end."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
-    except OSError as error:
-        why = (error.strerror or "").lower()
-        raise WriteError(final, f"the file that rank 0 has made for it cannot be opened here: {why}") from error
-    stack.callback(os.close, descriptor)
-    return descriptor
+    odd = set[str]().union(*team.gather(executor.odd))
+    in_order = dict.fromkeys(job.fqn for job in layout.jobs if job.fqn in odd)
+    return WriteFindings(None if records is None else records.offsets, tuple(in_order), read_back)

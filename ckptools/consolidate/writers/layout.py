@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE, is_floating
-from ckptools.files.partial_files import write_at
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Problem
 from ckptools.model.provenance import Filled
@@ -193,12 +192,6 @@ class OutputLayout:
     def nbytes(self) -> int:
         """Bytes of all files with tensors."""
         return sum(size for _, size in self.files)
-
-    def finish(self, targets: Sequence[int], crcs: Sequence[int]) -> None:
-        """Write the bytes outside of tensors, given the descriptors of the files and the CRC-32 of each job."""
-        for number, target in enumerate(targets):
-            for framing in self.framing(number):
-                write_at(target, framing.offset, framing.data(crcs.__getitem__))
 
 
 @dataclass(frozen=True)
