@@ -105,115 +105,10 @@ def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> t
     return without_records(tensor, damage), Problem(Code.BAD_CHECKSUM, text, first.rank, fqn)
 
 
-class BytesRead(NamedTuple):
-    """Consecutive bytes that were read: their number, CRC-32 and tensor."""
+class Piece(NamedTuple):
+    """Consecutive bytes of a tensor, by its number in the plan, with their CRC-32; 0 without checksums.
 
-    nbytes: int
-    crc: int
-    fqn: str
-
-
-Key = tuple[str, str, int, int, int]
-"""Identifies a record on all ranks, each of which may have its own temporary copy of a compressed file."""
-
-
-def _key(record: Record) -> Key:
-    return str(original_of(record.path)), record.name, record.offset, record.nbytes, record.crc
-
-
-def joined_pieces(read: Mapping[int, BytesRead]) -> list[tuple[int, BytesRead]]:
-    """The pieces of a record by their offset; consecutive ones are joined."""
-    found: list[tuple[int, BytesRead]] = []
-    for offset, piece in sorted(read.items()):
-        if found and found[-1][0] + found[-1][1].nbytes == offset:
-            start, before = found.pop()
-            crc = crc32_combine(before.crc, piece.crc, piece.nbytes)
-            offset, piece = start, BytesRead(before.nbytes + piece.nbytes, crc, before.fqn)
-        found.append((offset, piece))
-    return found
-
-
-class SourceRecords:
-    """The bytes read of every record that states a CRC-32, and those found `right` so far. Threads may share it."""
-
-    def __init__(self, files: OpenFiles) -> None:
-        self.files = files
-        self.right: set[Record] = set()
-        self._pieces: dict[Record, dict[int, BytesRead]] = {}
-
-    @property
-    def offsets(self) -> Right:
-        """Those that were found right, by file."""
-        found: dict[Path, list[int]] = defaultdict(list)
-        for record in self.right:
-            found[record.path].append(record.offset)
-        return found
-
-    def add(self, record: Record, offset: int, piece: BytesRead) -> None:
-        """Note a piece of a record that was read from byte `offset` of its file; a whole record is compared at once."""
-        if not record.crc:
-            return
-        if (offset, piece.nbytes) == (record.offset, record.nbytes):
-            self._compare(record, piece.crc, piece.fqn)
-        else:
-            self._pieces.setdefault(record, {})[offset] = piece
-
-    def compare(self, records: Iterable[Record] = ()) -> None:
-        """Compare the records that were read in several pieces, or not in full; of several ranks, among all `records`.
-
-        Raises:
-            DamagedError: a record does not match its checksum.
-            ReadError: a record cannot be read.
-        """
-        team = current()
-        if team.world_size > 1:
-            here = {_key(record): record for record in records}
-            sent = [(_key(record), joined_pieces(read)) for record, read in self._pieces.items()]
-            self._pieces = {}
-            for key, pieces in chain.from_iterable(team.gather(sent)):
-                known = self._pieces.setdefault(here[key], {})
-                for offset, piece in pieces:
-                    if offset not in known or known[offset].nbytes < piece.nbytes:
-                        known[offset] = piece
-        in_several = sorted(self._pieces.items(), key=lambda read: _key(read[0]))
-        right = in_ranks(self._compare_pieces, in_several, 1, lambda read: 1)
-        self.right |= {record for (record, _), _ in zip(in_several, right, strict=True)}
-        if team.world_size > 1:
-            self.right |= {here[key] for keys in team.gather(list(map(_key, self.right))) for key in keys}
-
-    def _compare_pieces(self, read: tuple[Record, Mapping[int, BytesRead]]) -> None:
-        record, pieces = read
-        crc = 0
-        for nbytes, piece in self._all_of(record, pieces):
-            crc = crc32_combine(crc, piece, nbytes)
-        self._compare(record, crc, next(iter(pieces.values())).fqn)
-
-    def _all_of(self, record: Record, read: Mapping[int, BytesRead]) -> Iterator[tuple[int, int]]:
-        """Length and CRC-32 of the pieces of a whole record: those that were read, and the gaps, read now."""
-        at = record.offset
-        for offset, piece in sorted(read.items()):
-            if offset < at:
-                continue  # overlaps bytes already counted; bytes beyond those are read below
-            yield from self._read(record, at, offset)
-            yield piece.nbytes, piece.crc
-            at = offset + piece.nbytes
-        yield from self._read(record, at, record.end)
-
-    def _read(self, record: Record, start: int, end: int) -> Iterator[tuple[int, int]]:
-        with self.files.open(record.path) as file:
-            for data in read_pieces(file, start, end - start):
-                yield len(data), crc32(data)
-
-    def _compare(self, record: Record, crc: int, fqn: str) -> None:
-        if crc != record.crc:
-            raise DamagedError(record.path, fqn, record.damage(crc))
-        self.right.add(record)
-
-
-class WrittenRegion(NamedTuple):
-    """Consecutive bytes of a tensor, by its number in the plan, that were written; `crc` is 0 without checksums.
-
-    `offset` counts from the tensor's own first byte.
+    The `offset` of bytes that were read is that in their file; of written ones, from the tensor's first byte.
     """
 
     job: int
@@ -227,37 +122,120 @@ class WrittenRegion(NamedTuple):
         return self.offset + self.nbytes
 
 
-def joined(regions: Iterable[WrittenRegion], checksums: bool) -> list[WrittenRegion]:
-    """Join consecutive regions of one tensor, in order."""
-    found: list[WrittenRegion] = []
-    for region in sorted(regions):
-        if found and found[-1].end == region.offset:
+def joined(pieces: Iterable[Piece], checksums: bool = True) -> list[Piece]:
+    """Join consecutive pieces of one record, or of one tensor, in order."""
+    found: list[Piece] = []
+    for piece in sorted(pieces, key=lambda piece: piece.offset):
+        if found and found[-1].end == piece.offset:
             before = found.pop()
-            crc = crc32_combine(before.crc, region.crc, region.nbytes) if checksums else 0
-            region = WrittenRegion(region.job, before.offset, before.nbytes + region.nbytes, crc)
-        found.append(region)
+            crc = crc32_combine(before.crc, piece.crc, piece.nbytes) if checksums else 0
+            piece = Piece(before.job, before.offset, before.nbytes + piece.nbytes, crc)
+        found.append(piece)
     return found
 
 
-def crcs_of(jobs: Sequence[Job], regions: Iterable[WrittenRegion], checksums: bool) -> list[int]:
-    """The CRC-32 of every tensor from its regions; 0 without checksums.
+Key = tuple[str, str, int, int, int]
+"""Identifies a record on all ranks, each of which may have its own temporary copy of a compressed file."""
+
+
+def _key(record: Record) -> Key:
+    return str(original_of(record.path)), record.name, record.offset, record.nbytes, record.crc
+
+
+class SourceRecords:
+    """The bytes read of every record that states a CRC-32, and those found `right` so far. Threads may share it."""
+
+    def __init__(self, files: OpenFiles, jobs: Sequence[Job]) -> None:
+        self.files, self.jobs = files, jobs
+        self.right: set[Record] = set()
+        self._pieces: dict[Record, dict[int, Piece]] = {}
+
+    @property
+    def offsets(self) -> Right:
+        """Those that were found right, by file."""
+        found: dict[Path, list[int]] = defaultdict(list)
+        for record in self.right:
+            found[record.path].append(record.offset)
+        return found
+
+    def add(self, record: Record, piece: Piece) -> None:
+        """Note a piece of a record that was read; a whole record is compared at once."""
+        if not record.crc:
+            return
+        if (piece.offset, piece.nbytes) == (record.offset, record.nbytes):
+            self._compare(record, piece.crc, piece.job)
+        else:
+            self._pieces.setdefault(record, {})[piece.offset] = piece
+
+    def compare(self, records: Iterable[Record] = ()) -> None:
+        """Compare the records that were read in several pieces, or not in full; of several ranks, among all `records`.
+
+        Raises:
+            DamagedError: a record does not match its checksum.
+            ReadError: a record cannot be read.
+        """
+        team = current()
+        if team.world_size > 1:
+            here = {_key(record): record for record in records}
+            sent = [(_key(record), joined(read.values())) for record, read in self._pieces.items()]
+            self._pieces = {}
+            for key, pieces in chain.from_iterable(team.gather(sent)):
+                known = self._pieces.setdefault(here[key], {})
+                for piece in pieces:
+                    if piece.offset not in known or known[piece.offset].nbytes < piece.nbytes:
+                        known[piece.offset] = piece
+        in_several = sorted(self._pieces.items(), key=lambda read: _key(read[0]))
+        right = in_ranks(self._compare_pieces, in_several, 1, lambda read: 1)
+        self.right |= {record for (record, _), _ in zip(in_several, right, strict=True)}
+        if team.world_size > 1:
+            self.right |= {here[key] for keys in team.gather(list(map(_key, self.right))) for key in keys}
+
+    def _compare_pieces(self, read: tuple[Record, Mapping[int, Piece]]) -> None:
+        record, pieces = read
+        crc = 0
+        for nbytes, piece in self._all_of(record, pieces):
+            crc = crc32_combine(crc, piece, nbytes)
+        self._compare(record, crc, next(iter(pieces.values())).job)
+
+    def _all_of(self, record: Record, read: Mapping[int, Piece]) -> Iterator[tuple[int, int]]:
+        """Length and CRC-32 of the pieces of a whole record: those that were read, and the gaps, read now."""
+        at = record.offset
+        for offset, piece in sorted(read.items()):
+            if offset < at:
+                continue  # overlaps bytes already counted; bytes beyond those are read below
+            yield from self._read(record, at, offset)
+            yield piece.nbytes, piece.crc
+            at = piece.end
+        yield from self._read(record, at, record.end)
+
+    def _read(self, record: Record, start: int, end: int) -> Iterator[tuple[int, int]]:
+        with self.files.open(record.path) as file:
+            for data in read_pieces(file, start, end - start):
+                yield len(data), crc32(data)
+
+    def _compare(self, record: Record, crc: int, job: int) -> None:
+        if crc != record.crc:
+            raise DamagedError(record.path, self.jobs[job].fqn, record.damage(crc))
+        self.right.add(record)
+
+
+def crcs_of(jobs: Sequence[Job], pieces: Iterable[Piece], checksums: bool) -> list[int]:
+    """The CRC-32 of every tensor from the pieces of it that were written; 0 without checksums.
 
     Raises:
         CkptoolsError: some bytes were not written, or twice.
     """
-    found: list[list[WrittenRegion]] = [[] for _ in jobs]
-    for region in regions:
-        found[region.job].append(region)
-    return [_crc_of(job, joined(own, checksums)) for job, own in zip(jobs, found, strict=True)]
-
-
-def _crc_of(job: Job, regions: Sequence[WrittenRegion]) -> int:
-    if not job.nbytes and not regions:
-        return 0
-    if len(regions) != 1 or (regions[0].offset, regions[0].nbytes) != (0, job.nbytes):
-        spans = ", ".join(f"{r.offset} to {r.end}" for r in regions[:8]) or "none"
-        raise CkptoolsError(None, f"{job.fqn}: of {job.nbytes} bytes these were written: {spans}; nothing was kept")
-    return regions[0].crc
+    found: list[list[Piece]] = [[] for _ in jobs]
+    for piece in pieces:
+        found[piece.job].append(piece)
+    crcs = []
+    for number, job in enumerate(jobs):
+        written = joined(found[number], checksums) or [Piece(number, 0, 0, 0)]
+        if [piece[1:3] for piece in written] != [(0, job.nbytes)]:
+            spans = ", ".join(f"{piece.offset} to {piece.end}" for piece in written[:8])
+            raise CkptoolsError(None, f"{job.fqn}: of {job.nbytes} bytes these were written: {spans}; nothing was kept")
+        crcs.append(written[0].crc)
+    return crcs
 
 
 # -- regions that are missing or damaged, taken from another checkpoint of the same run; refused where it is of another

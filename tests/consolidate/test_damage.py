@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.consolidate.source_records import BytesRead, SourceRecords, joined_pieces
+from ckptools.consolidate.source_records import Piece, SourceRecords, joined
+from ckptools.consolidate.writers.layout import Job
 from ckptools.errors import DamagedError, NotWholeError
 from ckptools.files.opening import OpenFiles
 from ckptools.model.shards import Shard
@@ -201,11 +202,11 @@ def test_pieces_that_overlap_are_judged_as_the_record_that_they_are_of(tmp_path_
     place = st.integers(0, len(content) - 1).flatmap(lambda a: st.tuples(st.just(a), st.integers(a, len(content))))
     for stated, right in ((crc32(content), True), (crc32(content) ^ 1, False)):
         with OpenFiles() as files:
-            records = SourceRecords(files)
+            records = SourceRecords(files, [Job("w", None, "uint8", 0, 0)])  # type: ignore[arg-type]  # its name is told
             record = Record(path, "data/0", 4, len(content), stated)
             try:
                 for a, b in data.draw(st.lists(place, min_size=1, max_size=6)):
-                    records.add(record, 4 + a, BytesRead(b - a, crc32(content[a:b]), "w"))
+                    records.add(record, Piece(0, 4 + a, b - a, crc32(content[a:b])))
                 records.compare()
             except DamagedError:
                 assert not right
@@ -267,6 +268,5 @@ def test_numbers_that_a_narrower_dtype_cannot_hold_are_told_too(tmp_path):
 
 
 def test_bytes_of_a_record_that_follow_each_other_are_one_piece_with_one_checksum():
-    parts = {at: BytesRead(len(data), zlib.crc32(data), "w") for at, data in ((10, b"cd"), (7, b"abc"), (20, b"x"))}
-    whole = BytesRead(5, zlib.crc32(b"abccd"), "w")
-    assert joined_pieces(parts) == [(7, whole), (20, parts[20])]
+    parts = [Piece(0, at, len(data), zlib.crc32(data)) for at, data in ((10, b"cd"), (7, b"abc"), (20, b"x"))]
+    assert joined(parts) == [Piece(0, 7, 5, zlib.crc32(b"abccd")), parts[2]]

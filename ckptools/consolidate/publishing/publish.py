@@ -20,15 +20,7 @@ from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.consolidate.output_place import OutputPlace, Replaced, check_unchanged, replaced
 from ckptools.consolidate.publishing.multipart import MultipartOutput
 from ckptools.consolidate.shares import Share, part_of, shares_of
-from ckptools.consolidate.source_records import (
-    BytesRead,
-    Right,
-    SourceRecords,
-    WrittenRegion,
-    crcs_of,
-    joined,
-    joined_pieces,
-)
+from ckptools.consolidate.source_records import Piece, Right, SourceRecords, crcs_of, joined
 from ckptools.consolidate.writers.layout import Job, OutputLayout
 from ckptools.dtypes import has_nonfinite
 from ckptools.errors import CkptoolsError, ReadError, RefusedError, WriteError, original_of
@@ -65,7 +57,7 @@ ReadPiece = tuple[str, int, int, int, int]
 class JournalLine(NamedTuple):
     """A line of a journal: a written region, and the findings on its bytes."""
 
-    region: WrittenRegion
+    region: Piece
     odd: bool = False
     read: Sequence[ReadPiece] = ()
 
@@ -82,7 +74,7 @@ class JournalLine(NamedTuple):
         if len(line) < 10 or line[:9] != b"%08x " % crc32(line[9:].rstrip(b"\n")) or not line.endswith(b"\n"):
             return None
         fields = json.loads(line[9:])
-        region = WrittenRegion(fields["job"], fields["offset"], fields["nbytes"], fields["crc"])
+        region = Piece(fields["job"], fields["offset"], fields["nbytes"], fields["crc"])
         return cls(region, fields["odd"], [tuple(piece) for piece in fields["read"]])
 
 
@@ -118,7 +110,7 @@ class Kept(NamedTuple):
                 found += filter(None, map(JournalLine.of_line, file))
         kept: list[JournalLine] = []
         for entry in sorted(found, key=lambda entry: entry.region):
-            before = kept[-1].region if kept else WrittenRegion(-1, 0, 0, 0)
+            before = kept[-1].region if kept else Piece(-1, 0, 0, 0)
             if entry.region.job != before.job or entry.region.offset >= before.end:
                 kept.append(entry)
         return kept
@@ -146,15 +138,15 @@ class Journal:
         except OSError as error:
             raise WriteError(self._path, f"cannot be created: {(error.strerror or '').lower()}") from error
 
-    def note(self, regions: Iterable[WrittenRegion], odd: bool, read: Iterable[tuple[Record, int, BytesRead]]) -> None:
+    def note(self, regions: Iterable[Piece], odd: bool, read: Iterable[tuple[Record, Piece]]) -> None:
         """Add regions whose bytes are written, with what was read of source records for them."""
-        of_record: dict[Record, dict[int, BytesRead]] = {}
-        for record, offset, piece in read:
-            of_record.setdefault(record, {})[offset] = piece
+        of_record: dict[Record, dict[int, Piece]] = {}
+        for record, piece in read:
+            of_record.setdefault(record, {})[piece.offset] = piece
         pieces = [
-            (str(original_of(record.path)), record.offset, offset, piece.nbytes, piece.crc)
+            (str(original_of(record.path)), record.offset, *piece[1:])
             for record, found in of_record.items()
-            for offset, piece in joined_pieces(found)
+            for piece in joined(found.values())
         ]
         for region in regions:
             data = JournalLine(region, odd, pieces).line()
@@ -180,7 +172,7 @@ class Done:
     def __init__(self, entries: Sequence[JournalLine] = ()) -> None:
         self.entries = entries
         self.regions = [entry.region for entry in entries]
-        self._by_job: dict[int, list[WrittenRegion]] = {}
+        self._by_job: dict[int, list[Piece]] = {}
         for region in self.regions:
             self._by_job.setdefault(region.job, []).append(region)
 
@@ -193,7 +185,7 @@ class Done:
             for entry in self.entries:
                 for path, start, offset, nbytes, crc in entry.read:
                     if (path, start) in known:
-                        records.add(known[path, start], offset, BytesRead(nbytes, crc, jobs[entry.region.job].fqn))
+                        records.add(known[path, start], Piece(entry.region.job, offset, nbytes, crc))
         return {jobs[entry.region.job].fqn for entry in self.entries if entry.odd}
 
     def missing(self, job: int, part: Copy | Band) -> Iterator[Copy | Band]:
@@ -205,7 +197,7 @@ class Done:
             if not regions or not regions[number].offset <= at < end <= regions[number].end:
                 yield part
             return
-        for region in [*regions[number:], WrittenRegion(job, end, 0, 0)]:
+        for region in [*regions[number:], Piece(job, end, 0, 0)]:
             if at < min(region.offset, end):
                 yield part_of(part, at - part.offset, min(region.offset, end) - part.offset)
             at = max(at, region.end)
@@ -250,7 +242,7 @@ class Stopped(CkptoolsError):  # noqa: N818 - it is a request, no error
 
 
 class Executor:
-    """Run jobs into open output files, the targets.
+    """Run the jobs of a plan into open output files, the targets.
 
     Attributes:
         checksums: whether the CRC-32 of every tensor is wanted.
@@ -263,6 +255,7 @@ class Executor:
 
     def __init__(
         self,
+        jobs: Sequence[Job],
         targets: Sequence[Target],
         files: OpenFiles,
         checksums: bool,
@@ -272,7 +265,7 @@ class Executor:
         done: Done,
         journal: Journal | None,
     ) -> None:
-        self.targets, self.files, self.checksums = targets, files, checksums
+        self.jobs, self.targets, self.files, self.checksums = jobs, targets, files, checksums
         self.records, self.share, self.done, self.journal = records, share, done, journal
         self.odd: set[str] = set()
         self._progress = progress
@@ -286,52 +279,53 @@ class Executor:
             if not isinstance(target, int):
                 target.stop()
 
-    def run(self, jobs: Sequence[Job], threads: int) -> list[WrittenRegion]:
-        """Run every job, or this rank's share of each; return the written regions, with CRC-32 if wanted."""
-        written = fetched_in_threads(
-            lambda n: self._job(n, jobs[n]), range(len(jobs)), threads, lambda n: self._reads(n, jobs[n]), self._give_up
-        )
-        return [region for regions in written for region in regions]
+    def run(self, threads: int) -> list[Piece]:
+        """Run every job, or this rank's share of each; return what was written, with CRC-32 if wanted."""
+        numbers = range(len(self.jobs))
+        written = fetched_in_threads(self._job, numbers, threads, self._reads, self._give_up)
+        return [piece for pieces in written for piece in pieces]
 
-    def _parts(self, number: int, job: Job) -> Iterator[Copy | Band]:
-        for whole in self.share.parts(job):
+    def _parts(self, number: int) -> Iterator[Copy | Band]:
+        for whole in self.share.parts(self.jobs[number]):
             yield from self.done.missing(number, whole)
 
-    def _reads(self, number: int, job: Job) -> Iterator[Part]:
-        for part in self._parts(number, job):
+    def _reads(self, number: int) -> Iterator[Part]:
+        for part in self._parts(number):
             if isinstance(part, Copy):
                 yield part.source, part.source_offset, part.source_offset + part.nbytes
             else:
-                overlapping = (shard for shard in job.tensor.found if shard.box.intersect(part.box))
+                overlapping = (shard for shard in self.jobs[number].tensor.found if shard.box.intersect(part.box))
                 yield from (stored for shard in overlapping for stored in parts_of(shard))
 
-    def _job(self, number: int, job: Job) -> list[WrittenRegion]:
-        regions: list[WrittenRegion] = []
+    def _job(self, number: int) -> list[Piece]:
+        pieces: list[Piece] = []
         self._local.read = []
-        for part in self._parts(number, job):
+        for part in self._parts(number):
             if self._stop.is_set():
                 raise Stopped
-            regions.append(WrittenRegion(number, part.offset, part.nbytes, self._part(job, part)))
-        written = joined(regions, self.checksums)
+            pieces.append(Piece(number, part.offset, part.nbytes, self._part(number, part)))
+        written = joined(pieces, self.checksums)
         if self.journal is not None:
-            self.journal.note(written, job.fqn in self.odd, self._local.read)
+            self.journal.note(written, self.jobs[number].fqn in self.odd, self._local.read)
         return written
 
-    def _part(self, job: Job, part: Copy | Band) -> int:
+    def _part(self, number: int, part: Copy | Band) -> int:
         """Write a part of a tensor; return its CRC-32, or 0 if the kernel copied the bytes."""
+        job = self.jobs[number]
         if isinstance(part, Band):
-            seen = None if self.records is None else partial(self._seen, job.fqn)
+            seen = None if self.records is None else partial(self._seen, number)
             data = assemble(job.tensor, part.box, job.dtype, self.files, seen)
             self._write(job, part.offset, data)
             return crc32(data) if self.checksums else 0
         compares = self.records is not None and part.record is not None and part.record.crc != 0
         if self.checksums or compares:
-            return self._copy_checked(job, part)
-        self._copy(job, part)
+            return self._copy_checked(number, part)
+        self._copy(number, part)
         return 0
 
-    def _copy(self, job: Job, copy: Copy) -> None:
+    def _copy(self, number: int, copy: Copy) -> None:
         """Let the kernel copy the bytes, or copy them through memory if it cannot."""
+        job = self.jobs[number]
         done, target = 0, self.targets[job.file]
         with self.files.open(copy.source) as source:
             while self._kernel and isinstance(target, int) and source.descriptor is not None and done < copy.nbytes:
@@ -350,38 +344,34 @@ class Executor:
                 self._report(moved, job.fqn)
         if done < copy.nbytes:
             rest = Copy(copy.source, copy.source_offset + done, copy.offset + done, copy.nbytes - done)
-            self._copy_checked(job, rest)
+            self._copy_checked(number, rest)
 
-    def _copy_checked(self, job: Job, copy: Copy) -> int:
+    def _copy_checked(self, number: int, copy: Copy) -> int:
         """Copy the bytes through a buffer; return their CRC-32."""
         crc, done = 0, 0
-        for piece in self._pieces(copy):
-            crc = crc32(piece, crc)
-            self._write(job, copy.offset + done, piece)
-            done += len(piece)
-        if copy.record is not None:
-            self._saw(copy.record, copy.source_offset, BytesRead(copy.nbytes, crc, job.fqn))
-        return crc
-
-    def _saw(self, record: Record, offset: int, piece: BytesRead) -> None:
-        if self.records is not None and record.crc:
-            self.records.add(record, offset, piece)
-            if self.journal is not None:
-                self._local.read.append((record, offset, piece))
-
-    def _seen(self, fqn: str, source: Source, data: bytes) -> None:
-        if source.crc:
-            self._saw(Record.of(source), source.offset, BytesRead(len(data), crc32(data), fqn))
-
-    def _pieces(self, copy: Copy) -> Iterator[memoryview]:
         buffer = getattr(self._local, "bytes", None)
         if buffer is None:
             buffer = self._local.bytes = memoryview(bytearray(CHUNK))
         with self.files.open(copy.source) as source:
-            for piece in read_pieces(source, copy.source_offset, copy.nbytes, buffer):
+            for data in read_pieces(source, copy.source_offset, copy.nbytes, buffer):
                 if self._stop.is_set():
                     raise Stopped
-                yield piece
+                crc = crc32(data, crc)
+                self._write(self.jobs[number], copy.offset + done, data)
+                done += len(data)
+        if copy.record is not None:
+            self._saw(copy.record, Piece(number, copy.source_offset, copy.nbytes, crc))
+        return crc
+
+    def _saw(self, record: Record, piece: Piece) -> None:
+        if self.records is not None and record.crc:
+            self.records.add(record, piece)
+            if self.journal is not None:
+                self._local.read.append((record, piece))
+
+    def _seen(self, number: int, source: Source, data: bytes) -> None:
+        if source.crc:
+            self._saw(Record.of(source), Piece(number, source.offset, len(data), crc32(data)))
 
     def _write(self, job: Job, offset: int, data: memoryview) -> None:
         if not job.tensor.fill and job.fqn not in self.odd and has_nonfinite(data, job.dtype):
@@ -515,12 +505,12 @@ def write(
         share = shares_of(layout.jobs, team.world_size)[team.rank]
         done = take_done(kept, layout.jobs, output.descriptors, threads)
         journal = stack.enter_context(closing(Journal(kept.folder))) if kept else None
-        records = None if options.unchecked else SourceRecords(files)
+        records = None if options.unchecked else SourceRecords(files, layout.jobs)
         checksums = layout.checksums or in_bucket or journal is not None
-        executor = Executor(output.targets, files, checksums, records, progress, share, done, journal)
+        executor = Executor(layout.jobs, output.targets, files, checksums, records, progress, share, done, journal)
         executor.odd |= done.restore(layout.jobs, records)
         with team.own_work():
-            written = executor.run(layout.jobs, threads)
+            written = executor.run(threads)
         if records is not None:
             stored = stored_records((job.fqn, job.tensor) for job in layout.jobs) if team.world_size > 1 else ()
             records.compare(found.record for found in stored)
