@@ -20,6 +20,9 @@ from ckptools.training_state.sections import Section, flat_key, is_flat_optimize
 MAX_NAMED = 5
 """Names in a note."""
 
+FILLS = ("nan", "zero")
+"""The values that can fill a hole."""
+
 
 @dataclass(frozen=True)
 class ConsolidateOptions:
@@ -126,7 +129,7 @@ def _nbytes(given: int | str | None) -> int | None:
 def hole_rule(options: ConsolidateOptions) -> str | None:
     """The rule for a tensor with a hole: None to refuse it, `leave` to leave it out, or the fill value."""
     fill = options.fill
-    if fill is not None and fill not in ("nan", "zero"):
+    if fill is not None and fill not in FILLS:
         raise UsageError(None, f"--fill {fill}: choose nan or zero")
     if fill is not None and not options.allow_missing:
         raise UsageError(None, "--fill needs --allow-missing; without it nothing that has a hole is written")

@@ -14,13 +14,13 @@ import re
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.consolidate.writers import FOLDER_HOLDS, SAFETENSORS, WRITERS, Writer
-from ckptools.consolidate.writers.layout import LEFT_OUT, LikeModel, OutputContents, OutputLayout, beside, quoted
+from ckptools.consolidate.writers.layout import LEFT_OUT, OutputContents, OutputLayout, beside, quoted
 from ckptools.errors import NoSpaceError, OutputExistsError, ReadError, RefusedError, UsageError, WriteError
 from ckptools.files.opening import OpenFiles, is_remote, location
 from ckptools.files.remote.path import RemotePath, refreshed
@@ -28,7 +28,7 @@ from ckptools.files.storage import RemoteError
 from ckptools.formats.megatron.folders import arguments
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.keys.expected_names import COPIED, Original, read_original
-from ckptools.keys.paired import CutRows, Pairing, PairingRule
+from ckptools.keys.paired import CutRows, PairingRule
 from ckptools.keys.pairing import pair
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import displayed, to_dict
@@ -274,7 +274,6 @@ class Likeness:
     renamed: int
     rearranged: int
     elements: int
-    pairing: Pairing = field(repr=False, compare=False)
 
     def _record(self) -> dict[str, Any]:
         names = ("original", "rules", "cut", "left", "copied", "renamed", "rearranged", "elements")
@@ -340,12 +339,7 @@ def made_like(
     found = pair(state, original, arguments(source.tree), options.assume, source.path, files)
     others = {str(key): "is no tensor" for key, value in state.items() if not isinstance(value, Tensor)}
     gone = {fqn_of(path): why for path, why in selection.left_out.items()}
-    found = replace(found, left={**found.left, **others, **gone})
     tree = dict(found.tensors)
-    files_there = original.files if set(tree) <= set(original.files) else {}
-    dtypes = {name: one.dtype for name, one in original.shapes.tensors.items() if one.dtype}
-    stated = original.config.get("architectures")
-    architecture = str(stated[0]) if isinstance(stated, list) and stated else ""
     contents = replace(
         selection,
         tree=tree,
@@ -353,23 +347,26 @@ def made_like(
         left_out={},
         places=((section._replace(value=tree, path=()), ()),),
         renamed={olds[0]: new for new, olds in found.sources.items() if len(olds) == 1},
-        like=LikeModel(dtypes, files_there, original.copied, architecture),
+        like=original,
     )
-    renamed = sum(olds != (new,) for new, olds in found.sources.items())
-    elements = sum(tensor.numel for tensor in found.tensors.values())
-    rearranged = len(found.rearranged)
-    copied = tuple(original.copied)
     return contents, Likeness(
-        str(original.path), found.rules, found.cut, found.left, copied, renamed, rearranged, elements, found
+        original=str(original.path),
+        rules=found.rules,
+        cut=found.cut,
+        left={**found.left, **others, **gone},
+        copied=tuple(original.copied),
+        renamed=sum(olds != (new,) for new, olds in found.sources.items()),
+        rearranged=len(found.rearranged),
+        elements=sum(tensor.numel for tensor in tree.values()),
     )
 
 
-def in_folder(layout: OutputLayout, contents: OutputContents, output: OutputPlace, dtype: str | None) -> OutputLayout:
+def in_folder(layout: OutputLayout, original: Original, output: OutputPlace, dtype: str | None) -> OutputLayout:
     """The plan of such an output, with the small files; on a disk one folder, which appears whole."""
-    assert contents.like is not None
-    folder = output.path.parent
-    texts = {folder / name: content for name, content in contents.like.copied.items()}
-    auto = "AutoModelForCausalLM" if contents.like.architecture.endswith("ForCausalLM") else "AutoModel"
+    folder, stated = output.path.parent, original.config.get("architectures")
+    texts = {folder / name: content for name, content in original.copied.items()}
+    causal = isinstance(stated, list) and stated and str(stated[0]).endswith("ForCausalLM")
+    auto = "AutoModelForCausalLM" if causal else "AutoModel"
     load = f"from transformers import {auto}; model = {auto}.from_pretrained({quoted(folder)})"
     notes = [f"{_flag('dtype')} {dtype}: config.json still states the dtype of --like"] if dtype else []
     whole = None if is_remote(folder) else folder

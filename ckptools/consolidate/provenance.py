@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ckptools._version import __version__
 from ckptools.consolidate.writers.layout import OutputContents
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code
 from ckptools.model.provenance import OTHER, Filled, LeftOut, Origin, Provenance
+from ckptools.model.regions import Box
 from ckptools.model.tree import tensors_in
 from ckptools.text import KeyPath, few, fqn_of, plural
 
@@ -83,10 +84,10 @@ def _filled(selection: OutputContents, name_of: NameOf) -> Iterator[Filled]:
         if selection.filled and path not in selection.left_out and path in written:
             elements = sum(box.numel for box in boxes)
             yield Filled(name_of(path), selection.filled, elements, written[path].numel)
-    for path, taken in selection.borrowed.items():
+    for path, boxes in selection.borrowed.items():
         if path not in selection.left_out and path in written:
-            elements = sum(box.numel for box in taken.boxes)
-            yield Filled(name_of(path), OTHER, elements, written[path].numel, taken.origin)
+            elements = sum(box.numel for box in boxes)
+            yield Filled(name_of(path), OTHER, elements, written[path].numel, selection.borrowed_from)
     for path, earlier in selection.carried.items():
         if path not in selection.left_out:
             yield earlier._replace(name=name_of(path))
@@ -117,7 +118,7 @@ def left_out_json(selection: OutputContents, name_of: NameOf) -> str:
             **_named(path, name_of),
             "filled_with": filled if filled and path not in left_out else None,
             **({"numel": written[path].numel} if path in written else {}),
-            "regions": [{"offsets": list(b.offsets), "sizes": list(b.sizes)} for b in boxes],
+            "regions": _regions(boxes),
         }
         for path, boxes in selection.missing.items()
     ]
@@ -125,11 +126,11 @@ def left_out_json(selection: OutputContents, name_of: NameOf) -> str:
         {
             **_named(path, name_of),
             "filled_with": OTHER,
-            "origin": taken.origin,
+            "origin": selection.borrowed_from,
             "numel": written[path].numel,
-            "regions": [{"offsets": list(b.offsets), "sizes": list(b.sizes)} for b in taken.boxes],
+            "regions": _regions(boxes),
         }
-        for path, taken in selection.borrowed.items()
+        for path, boxes in selection.borrowed.items()
         if path not in left_out and path in written
     ]
     earlier = [
@@ -143,6 +144,10 @@ def left_out_json(selection: OutputContents, name_of: NameOf) -> str:
     if selection.unsure:
         made["unsure"] = [{"why": problem.message} for problem in selection.unsure]
     return json.dumps(made, indent=2) + "\n"
+
+
+def _regions(boxes: Iterable[Box]) -> list[dict[str, object]]:
+    return [{"offsets": list(box.offsets), "sizes": list(box.sizes)} for box in boxes]
 
 
 def _named(path: KeyPath, name_of: NameOf) -> dict[str, object]:

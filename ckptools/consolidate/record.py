@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,17 +50,17 @@ class PlannedCopy:
 class PlannedCopies:
     """Every copy of a plan, created anew in each iteration: there may be millions."""
 
-    jobs: Sequence[Job]
-    targets: Sequence[Path]
+    layout: OutputLayout
 
     def __len__(self) -> int:
-        return sum(count_parts(job.tensor, job.dtype) for job in self.jobs)
+        return sum(count_parts(job.tensor, job.dtype) for job in self.layout.jobs)
 
     def __iter__(self) -> Iterator[PlannedCopy]:
-        for job in self.jobs:
+        for job in self.layout.jobs:
+            target = self.layout.files[job.file][0]
             for part in job.parts():
                 source = (part.source, part.source_offset) if isinstance(part, Copy) else part.box
-                yield PlannedCopy(job.fqn, source, self.targets[job.file], job.offset + part.offset, part.nbytes)
+                yield PlannedCopy(job.fqn, source, target, job.offset + part.offset, part.nbytes)
 
 
 @dataclass(frozen=True)
@@ -217,10 +217,11 @@ class Consolidated:
         return f"{verb} {clip_middle(str(self.files[0]), 60) if self.files else 'nothing'}: {facts}"
 
 
-def planned_reading(jobs: Sequence[Job], targets: Sequence[Path]) -> PlannedReading:
-    """The bytes to read to write some tensors into some files."""
-    sources = read_paths(job.tensor.extents for job in jobs)
-    return PlannedReading(sum(job.tensor.nbytes for job in jobs), len(sources), PlannedCopies(jobs, targets))
+def planned_reading(layout: OutputLayout, no_room: NoSpaceError | None) -> PlannedReading:
+    """The bytes to read to write a planned output."""
+    nbytes = sum(job.tensor.nbytes for job in layout.jobs)
+    sources = read_paths(job.tensor.extents for job in layout.jobs)
+    return PlannedReading(nbytes, len(sources), PlannedCopies(layout), no_room)
 
 
 def converted(jobs: Iterable[Job]) -> dict[tuple[str, str], int]:

@@ -8,11 +8,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ckptools.cluster.team import current
 from ckptools.consolidate.options import (
@@ -24,6 +21,7 @@ from ckptools.consolidate.options import (
     write_options,
 )
 from ckptools.consolidate.output_place import (
+    Likeness,
     check_not_among,
     check_output,
     in_folder,
@@ -42,7 +40,7 @@ from ckptools.consolidate.source_records import Donor, compare, count, open_dono
 from ckptools.consolidate.writers import Writer
 from ckptools.consolidate.writers.layout import LEFT_OUT, OutputContents, OutputLayout, beside
 from ckptools.dtypes import NO_NUMBERS, short
-from ckptools.errors import RefusedError, UsageError
+from ckptools.errors import NoSpaceError, RefusedError, UsageError
 from ckptools.files.opening import OpenFiles, is_remote
 from ckptools.formats.open import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
@@ -52,9 +50,6 @@ from ckptools.rules.verdict import verdict_of
 from ckptools.tensor_io.fetch_ahead import Progress, no_progress
 from ckptools.text import fqn_of, plural
 from ckptools.training_state.sections import sections_of, sections_of_kind
-
-if TYPE_CHECKING:
-    pass
 
 
 def consolidate(
@@ -88,18 +83,18 @@ def consolidate(
     if not output.named:
         check_not_among(whole, output.path)
     with OpenFiles() as files:
-        whole = _with_values(whole, files, options)
+        if options.dequantize:
+            from ckptools.training_state.packed_values import unpacked  # needs numpy
+
+            whole = unpacked(whole, files, compare=not options.unchecked)
         part = options.only or _usual_part(whole, output.writer)
         _check_codes(whole, part, options)
         notes = check_files(whole, part, files, options.unchecked)
-        holes = hole_rule(options)
-        first = None
+        first, fills = None, hole_rule(options)
         donor = _donor(whole, part, files, options, progress) if options.fill_from else None
-        if not options.unchecked and (holes or donor or (options.check and options.dry_run)):
+        if not options.unchecked and (fills or donor or (options.check and options.dry_run)):
             first = compare(tensors_to_write(whole, part), files, options.threads, progress, planned)
-        damage = first.damaged if first else None if options.unchecked else {}
-        right = first is not None and not first.damaged
-        selection = select(whole, part, holes, options.prefer_rank, files, damage, options.dequantize, donor, right)
+        selection = select(whole, part, options, files, first, donor)
         selection.notes = [*notes, *selection.notes]
         selection.with_record = options.provenance
         if original is not None:
@@ -107,8 +102,8 @@ def consolidate(
         selection = renamed(selection, renaming) if renaming else selection
         selection = by_name(selection) if output.writer.BY_NAME else selection
         layout = output.writer.lay_out(selection, output.path, form)
-        if likeness is not None:
-            layout = in_folder(layout, selection, output, options.dtype)
+        if original is not None:
+            layout = in_folder(layout, original, output, options.dtype)
         selection.left_out |= layout.left_out
         selection.notes += [*note_on_carried(selection), *_notes_on_codes(whole, layout, options.dequantize)]
         texts = dict(layout.texts)
@@ -131,16 +126,14 @@ def consolidate(
         if not options.dry_run:
             before = first.nbytes if first else 0
             planned(before + sum(job.nbytes for job in layout.jobs) * (2 if options.check else 1))
-            with _said_where(kept):
+            try:
                 seen = write(whole, output, layout, texts, manifest, files, options, progress, kept)
-    done = _result(whole, selection, layout, paths, seen)
-    done = done if likeness is None else replace(done, like=likeness, renamed=likeness.renamed)
-    if options.dry_run:
-        reading = planned_reading(layout.jobs, [path for path, _ in layout.files])
-        done = replace(done, planned=replace(reading, no_room=no_room))
-    else:
-        done = replace(done, seconds=opening + time.perf_counter() - started)
-    return done if options.only else replace(done, not_asked=_not_asked(whole, part))
+            except KeyboardInterrupt:
+                if kept is None:
+                    raise
+                text = f"what was written is kept in {kept.folder}, and the same command with --resume takes it up"
+                raise KeyboardInterrupt(f"interrupted; {text}") from None
+    return _result(whole, options, selection, likeness, layout, paths, seen, no_room, started - opening)
 
 
 def _donor(whole: Checkpoint, part: str, files: OpenFiles, options: ConsolidateOptions, progress: Progress) -> Donor:
@@ -152,15 +145,6 @@ def _donor(whole: Checkpoint, part: str, files: OpenFiles, options: ConsolidateO
         tensors = ((fqn_of(path), tensor) for path, tensor in donor.tensors.items())
         donor.damage = compare(tensors, files, options.threads, progress, lambda _: None).damaged
     return donor
-
-
-def _with_values(whole: Checkpoint, files: OpenFiles, options: ConsolidateOptions) -> Checkpoint:
-    """The checkpoint with quantized tensors in the place of packed weights, if their values are wanted."""
-    if not options.dequantize:
-        return whole
-    from ckptools.training_state.packed_values import unpacked  # needs numpy
-
-    return unpacked(whole, files, compare=not options.unchecked)
 
 
 def _check_codes(whole: Checkpoint, part: str, options: ConsolidateOptions) -> None:
@@ -217,57 +201,47 @@ def _usual_part(checkpoint: Checkpoint, writer: Writer) -> str:
     return writer.ONLY
 
 
-@contextmanager
-def _said_where(kept: Kept | None) -> Iterator[None]:
-    """Let the message of an interrupt name the files that are kept."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if kept is None:
-            raise
-        text = f"interrupted; what was written is kept in {kept.folder}, and the same command with --resume takes it up"
-        raise KeyboardInterrupt(text) from None
-
-
-def _not_asked(checkpoint: Checkpoint, part: str) -> dict[str, int]:
-    """The sections of other kinds than the written one, with their numbers of tensors."""
-    others = [s for s in sections_of(checkpoint) if part not in ("all", s.kind)]
-    return {s.name: sum(1 for _ in tensors_in(s.value)) for s in others}
-
-
-def _load_line(layout: OutputLayout) -> str:
-    """The line of Python that loads the output; a file in a bucket must be copied to this machine first."""
-    folder = layout.files[0][0].parent
-    if layout.folder is not None or not is_remote(folder):
-        return layout.load
-    return layout.load.replace(f"{folder}/", "") + "  # copied to this machine"
-
-
 def _result(
-    whole: Checkpoint, selection: OutputContents, layout: OutputLayout, texts: Sequence[Path], seen: WriteFindings
+    whole: Checkpoint,
+    options: ConsolidateOptions,
+    selection: OutputContents,
+    likeness: Likeness | None,
+    layout: OutputLayout,
+    texts: Sequence[Path],
+    seen: WriteFindings,
+    no_room: NoSpaceError | None,
+    began: float,
 ) -> Consolidated:
+    load, folder = layout.load, layout.files[0][0].parent
+    if layout.folder is None and is_remote(folder):
+        load = load.replace(f"{folder}/", "") + "  # copied to this machine"
+    not_asked = [s for s in sections_of(whole) if not options.only and selection.part not in ("all", s.kind)]
+    new_names = sum(old != new for old, new in selection.renamed.items())
     beside = [path for path in texts if path.parent != layout.folder]
     return Consolidated(
         files=(*((p for p, _ in layout.files) if layout.folder is None else [layout.folder]), *beside),
         data_files=sum(path.name not in (".metadata", FILE_NAME) for path, _ in layout.files),
         nbytes=layout.nbytes,
         tensors=len(layout.jobs) if layout.tensors is None else layout.tensors,
-        seconds=0.0,
         left_out={fqn_of(p): why for p, why in selection.left_out.items()},
         missing={fqn_of(p): tuple(map(str, boxes)) for p, boxes in selection.missing.items()},
         needs=layout.needs,
         tied=dict(layout.tied),
         notes=(*selection.notes, *layout.notes),
-        load=_load_line(layout),
+        load=load,
         verdict=verdict_of(whole),
         layout=layout,
         converted=converted(layout.jobs),
+        planned=planned_reading(layout, no_room) if options.dry_run else None,
         checksums=None if seen.right is None else count(layout.jobs, seen.right),
         odd=seen.odd,
         read_back=seen.read_back,
+        not_asked={s.name: sum(1 for _ in tensors_in(s.value)) for s in not_asked},
         filled=selection.filled,
         from_replicas=selection.from_replicas,
-        renamed=sum(old != new for old, new in selection.renamed.items()),
-        borrowed={fqn_of(p): tuple(map(str, taken.boxes)) for p, taken in selection.borrowed.items()},
-        borrowed_from=next((taken.origin for taken in selection.borrowed.values()), ""),
+        borrowed={fqn_of(p): tuple(map(str, boxes)) for p, boxes in selection.borrowed.items()},
+        borrowed_from=selection.borrowed_from,
+        like=likeness,
+        renamed=likeness.renamed if likeness else new_names,
+        seconds=0.0 if options.dry_run else time.perf_counter() - began,
     )

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ckptools.consolidate.options import FILLS, ConsolidateOptions, hole_rule
 from ckptools.consolidate.provenance import NOT_SAVED, why_not_saved
-from ckptools.consolidate.source_records import Donor, without_damaged
-from ckptools.consolidate.writers.layout import Borrowed, FromReplicas, OutputContents
+from ckptools.consolidate.source_records import Compared, Donor, without_damaged
+from ckptools.consolidate.writers.layout import FromReplicas, OutputContents
 from ckptools.display.tables import cause_words
 from ckptools.dtypes import ITEMSIZE, can_be_nan
 from ckptools.errors import NotWholeError, RefusedError, UsageError
@@ -132,9 +133,6 @@ def class_of(node: Opaque) -> str:
 # -- the copy of the tree ----------------------------------------------------------------------------------------------
 
 
-FILLS = ("nan", "zero")
-"""The values that can fill a hole."""
-
 MAX_NAMED = 5
 """Names in a note."""
 
@@ -164,19 +162,17 @@ class Picking:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        holes: str | None,
-        prefer_rank: int | None,
+        options: ConsolidateOptions,
         files: OpenFiles,
-        damage: Mapping[Record, int] | None,
-        dequantize: bool,
+        damage: Mapping[Record, int],
         donor: Donor | None = None,
     ) -> None:
         self.path, self.files = checkpoint.path, files
-        self.damage, self.checks = damage or {}, damage is not None
-        self.dequantize, self.donor = dequantize, donor
+        self.damage, self.checks = damage, not options.unchecked
+        self.dequantize, self.donor = options.dequantize, donor
         self.dequantized: dict[str, list[str]] = {}
         self.plainly: dict[str, list[tuple[KeyPath, str]]] = {}
-        self.holes, self.prefer_rank = holes, prefer_rank
+        self.holes, self.prefer_rank = hole_rule(options), options.prefer_rank
         self.in_parts = checkpoint.in_parts
         self.problems: list[Problem] = []
         self.gaps = {p.tensor: p for p in checkpoint.problems if p.kind is Code.TENSOR_GAP}
@@ -269,8 +265,12 @@ class Picking:
         if told is not None and problem is not None and told.message.endswith(problem.message):
             problem = told  # which may say who states the shape
         if problem is not None and problem.kind is Code.TENSOR_GAP and self.donor is not None:
-            tensor, problem = self._from_donor(tensor, source, at, problem)
-            damage = None if problem is None else damage
+            gaps = cover(tensor.shape, tensor.extents.boxes_read).gaps
+            filled = self.donor.fill(tensor, source, gaps)
+            if filled is not None:
+                tensor, problem, damage = filled, None, None
+                self.contents.borrowed[at] = gaps
+                self.contents.borrowed_from = str(self.donor.origin)
         if damage is not None and problem is None:
             self.spared.append(damage)  # another rank's copy is right
         elif damage is not None and problem is not None and problem.kind is Code.TENSOR_GAP:
@@ -283,17 +283,6 @@ class Picking:
             self.contents.model_paths.add(at)
         fill = self.holes or "" if problem is not None else ""
         return replace(tensor, shards=chosen, fill=fill)
-
-    def _from_donor(
-        self, tensor: Tensor, source: KeyPath, at: KeyPath, problem: Problem
-    ) -> tuple[Tensor, Problem | None]:
-        """Fill the gaps of a tensor from the other checkpoint, if that has them all; with the problem that is left."""
-        assert self.donor is not None
-        made = self.donor.fill(tensor, source, at)
-        if made is tensor:
-            return tensor, problem
-        self.contents.borrowed[at] = Borrowed(self.donor.taken[at], str(self.donor.origin))
-        return made, None
 
     def _decoded(self, tensor: Tensor, fqn: str) -> Tensor:
         if not (self.dequantize and tensor.encoded_as):
@@ -330,8 +319,7 @@ class Picking:
             differing = self.ranks.differing(tensor, source)
         if differing and self.prefer_rank is None:
             copies = next(iter(differing.values()))
-            taken = self.contents.borrowed.get(at)
-            whose = f" (with regions of {taken.origin})" if taken else ""
+            whose = f" (with regions of {self.contents.borrowed_from})" if at in self.contents.borrowed else ""
             more = f"{whose}; {IN_PARTS if self.in_parts else COPIES}"
             self.problems.append(copies.problem(fqn_of(source), self.files, more))
         if not tensor.has_copies:
@@ -443,32 +431,28 @@ ONE_COPY = "--only-this-file with the file of a rank takes its copy"
 def select(
     checkpoint: Checkpoint,
     only: str,
-    holes: str | None,
-    prefer_rank: int | None,
+    options: ConsolidateOptions,
     files: OpenFiles,
-    damage: Mapping[Record, int] | None,
-    dequantize: bool = False,
-    donor: Donor | None = None,
-    right: bool = False,
+    compared: Compared | None,
+    donor: Donor | None,
 ) -> OutputContents:
     """Choose the parts named by `only` from a checkpoint whose ranks have all been read.
 
-    `holes` is None to refuse tensors that are not whole, `leave` to leave them out, `nan` or `zero` to fill them.
-    `damage` has the records whose checksums do not match, with the CRC-32 that they have; their bytes count as missing.
-    It is None if checksums are not compared. They are `right` if each was compared and none is wrong. `donor` is
-    another checkpoint of the run that fills gaps first.
+    Bytes of records that were `compared` and do not match their checksums count as missing; None if no record was
+    compared yet. `donor` is another checkpoint of the run that fills gaps first.
 
     Raises:
         NotWholeError: something is missing, overlaps or contradicts; lists everything.
         UsageError: there is no such section.
     """
-    sections = _sections_to_write(checkpoint, only)
+    sections, holes, prefer_rank = _sections_to_write(checkpoint, only), hole_rule(options), options.prefer_rank
+    damage = compared.damaged if compared else {}
     if prefer_rank is not None and prefer_rank not in checkpoint.ranks:
         raise UsageError(checkpoint.path, f"--prefer-rank {prefer_rank}: there is no file of that rank here")
     if prefer_rank is not None and (unlike := next((p for p in checkpoint.problems if SLICES in p.message), None)):
         text = f"--prefer-rank {prefer_rank} would write one rank's values for all: {unlike.message}"
         raise NotWholeError(checkpoint.path, f"{text}; {ONE_COPY}", [unlike])
-    picking = Picking(checkpoint, holes, prefer_rank, files, damage, dequantize, donor)
+    picking = Picking(checkpoint, options, files, damage, donor)
     errors = [p for p in checkpoint.problems if p.severity == "error"]
     concerned = [p for p in errors if _concerns(p, sections.values(), only)]
     written = {fqn_of(path): tensor for path, tensor in tensors_of(sections.values())}
@@ -484,7 +468,7 @@ def select(
     unsure = [p for p in checkpoint.problems if p.kind is Code.SIZE_UNSTATED]
     picking.problems += [] if holes else [*without, *unsure]
     picking.lose({(p.tensor or p.code,): p.message for p in without})
-    picking.ranks.expect(tensors_of(sections.values()), right)
+    picking.ranks.expect(tensors_of(sections.values()), right=compared is not None and not damage)
     trees = {name: picking.copy(s.value, s.path, (name,) if name else ()) for name, s in sections.items()}
     if picking.problems:
         gaps = any(p.kind.lacks == "elements" for p in picking.problems)

@@ -25,7 +25,7 @@ from ckptools.files.opening import OpenFiles, location, real_path
 from ckptools.formats.open import open_again
 from ckptools.formats.options import Options
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.cover import cover, cover_problem
+from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem, grouped
 from ckptools.model.provenance import Origin
 from ckptools.model.regions import Box
@@ -257,14 +257,13 @@ ToWrite = Callable[[Checkpoint], Iterable[tuple[KeyPath, Tensor]]]
 
 @dataclass
 class Donor:
-    """Another checkpoint of the run, and what was taken of it.
+    """Another checkpoint of the run.
 
     Attributes:
         tensors: those to write, by key path.
         proven: what both checkpoints state alike.
         unproven: what neither or only one of them states.
         damage: its records whose checksums do not match.
-        taken: regions that were taken, by key path in the output.
     """
 
     checkpoint: Checkpoint
@@ -272,26 +271,21 @@ class Donor:
     proven: tuple[str, ...]
     unproven: tuple[str, ...]
     damage: Mapping[Record, int] = field(default_factory=dict)
-    taken: dict[KeyPath, tuple[Box, ...]] = field(default_factory=dict)
 
     @property
     def origin(self) -> Origin:
         """What it is called, its format, step and world size."""
         return origin_of(self.checkpoint)
 
-    def fill(self, tensor: Tensor, source: KeyPath, at: KeyPath) -> Tensor:
-        """The tensor with its gaps filled from the one at the same key path; itself if that lacks any of them."""
+    def fill(self, tensor: Tensor, source: KeyPath, gaps: Sequence[Box]) -> Tensor | None:
+        """The tensor with its `gaps` filled from the one at the same key path; None if that lacks any of them."""
         other = self.tensors.get(source)
         if other is None:
-            return tensor
+            return None
         other, _ = without_damaged(other, fqn_of(source), self.damage)
-        gaps = cover(tensor.shape, tensor.extents.boxes_read).gaps
         parts = [part for gap in gaps for part in _parts(gap, other)]
         made = replace(tensor, shards=(*tensor.found, *parts))
-        if not parts or cover_problem(made, fqn_of(source)) is not None:
-            return tensor
-        self.taken[at] = gaps
-        return made
+        return made if parts and cover_problem(made, fqn_of(source)) is None else None
 
     def note(self) -> str:
         """What was compared, and what could not be."""
@@ -332,10 +326,8 @@ def _parts(gap: Box, other: Tensor) -> Iterator[Shard]:
     """Parts of the other tensor's shards that hold a gap; of replicas each, so that they are compared."""
     for shard in other.found:
         common = gap.intersect(shard.box)
-        if common is None or shard.encoded is not None:
-            continue
-        inside = Box(tuple(c - s for c, s in zip(common.offsets, shard.box.offsets, strict=True)), common.sizes)
-        yield shard.part(inside, common)
+        if common is not None and shard.encoded is None:
+            yield shard.part(common.seen_from(shard.box), common)
 
 
 # -- is it of the same run? --------------------------------------------------------------------------------------------

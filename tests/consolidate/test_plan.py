@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckptools
+from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.consolidate.selection import Picking
 from ckptools.consolidate.writers import dcp
 from ckptools.files.opening import OpenFiles
@@ -113,7 +114,7 @@ def test_a_view_of_a_larger_storage_knows_that_the_checksum_is_of_more():
 def test_tensors_that_come_and_go_are_each_chosen_in_an_order_of_their_own() -> None:
     path = FIXTURES / "torch2.13.0-fsdp1-sharded-w4" / "rank0.pt"
     with OpenFiles() as files:
-        picking = Picking(ckptools.open(path), None, None, files, None, dequantize=False)
+        picking = Picking(ckptools.open(path), ConsolidateOptions(unchecked=True), files, {})
         for count in (5, 2, 7, 3) * 20:  # the list of one that is gone leaves its id to a later one
             source = Source(path, 0, "float32", (1,), (1,), "data/0", (0, 4))
             shards = [Shard(Box((n,), (1,)), n, source) for n in range(count)]

@@ -8,9 +8,10 @@ them in order, with the bytes between them. An upload with all its parts waits u
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import accumulate
+from operator import itemgetter
 from pathlib import Path
 from threading import Event, Thread
 
@@ -171,10 +172,13 @@ class MultipartOutput:
 
     def _pieces(self, number: int) -> Iterator[bytes]:
         """The bytes of a file in order, until it may appear."""
-        start, at = self._starts[number], 0
-        for piece in self._planned(number):
-            if self._offset(piece) != at:
-                raise CkptoolsError(self._paths[number], f"no job writes bytes {at} to {self._offset(piece)}")
+        start, at, jobs = self._starts[number], 0, self._layout.jobs
+        first, end = (bisect_left(jobs, file, key=lambda job: job.file) for file in (number, number + 1))
+        framings: Iterator[tuple[int, Framing | int]] = ((one.offset, one) for one in self._layout.framing(number))
+        tensors: Iterator[tuple[int, Framing | int]] = ((jobs[n].offset, n) for n in range(first, end))
+        for offset, piece in merge(framings, tensors, key=itemgetter(0)):
+            if offset != at:
+                raise CkptoolsError(self._paths[number], f"no job writes bytes {at} to {offset}")
             for data in self._framing(piece) if isinstance(piece, Framing) else self._tensor(piece, start + at):
                 yield data
                 at += len(data)
@@ -182,16 +186,6 @@ class MultipartOutput:
         self._may_end[number].wait()
         if self._stopped:
             raise StoppedError
-
-    def _planned(self, number: int) -> Iterator[Framing | int]:
-        """The contents of a file in order: tensors as numbers of jobs, and the framing around them."""
-        jobs = self._layout.jobs
-        first, end = (bisect_left(jobs, file, key=lambda job: job.file) for file in (number, number + 1))
-        pieces: list[Iterable[Framing | int]] = [self._layout.framing(number), range(first, end)]
-        yield from merge(*pieces, key=self._offset)
-
-    def _offset(self, piece: Framing | int) -> int:
-        return piece.offset if isinstance(piece, Framing) else self._layout.jobs[piece].offset
 
     def _framing(self, piece: Framing) -> Iterator[bytes]:
         data = piece.data(self.crcs.__getitem__)

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE, is_floating
 from ckptools.model.checkpoint import Checkpoint
@@ -21,6 +21,9 @@ from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.stream import Band, Copy, parts_of
 from ckptools.text import KeyPath, fqn_of
 from ckptools.training_state.sections import Section
+
+if TYPE_CHECKING:
+    from ckptools.keys.expected_names import Original
 
 LEFT_OUT = "left-out."
 """The suffix of the side file that lists left-out names."""
@@ -34,28 +37,6 @@ class FromReplicas(NamedTuple):
 
     lost: tuple[int, ...]
     by: tuple[int, ...]
-
-
-class LikeModel(NamedTuple):
-    """A Hugging Face model that an output is to be like.
-
-    Attributes:
-        dtypes: of its tensors, by name.
-        files: the weight file of each name; empty where that is free.
-        copied: small files beside the weights, by name.
-    """
-
-    dtypes: Mapping[str, str]
-    files: Mapping[str, str]
-    copied: Mapping[str, bytes]
-    architecture: str
-
-
-class Borrowed(NamedTuple):
-    """Regions of a tensor that are those of another checkpoint of the run, and which one that is, in words."""
-
-    boxes: tuple[Box, ...]
-    origin: str
 
 
 @dataclass
@@ -75,9 +56,10 @@ class OutputContents:
         carried: tensors with values that were filled in when the source was written, by key path.
         passed_over: errors of the source about parts to write that leave neither a gap nor a name.
         unsure: warnings that the source may have held more, which would be in no tensor here.
-        borrowed: tensors with regions of another checkpoint of the run, by key path.
+        borrowed: tensors with regions of another checkpoint of the run by key path, with these regions.
+        borrowed_from: that checkpoint in words.
         from_replicas: the ranks with lost files that replicas make up for; None without such.
-        like: the model that the output is to be like; None without one.
+        like: the Hugging Face model that the output is to be like; None without one.
     """
 
     tree: Any
@@ -96,8 +78,9 @@ class OutputContents:
     unsure: tuple[Problem, ...] = ()
     with_record: bool = True
     from_replicas: FromReplicas | None = None
-    like: LikeModel | None = None
-    borrowed: dict[KeyPath, Borrowed] = field(default_factory=dict)
+    like: Original | None = None
+    borrowed: dict[KeyPath, tuple[Box, ...]] = field(default_factory=dict)
+    borrowed_from: str = ""
 
 
 @dataclass(frozen=True)
@@ -234,7 +217,8 @@ def output_dtype(path: KeyPath, tensor: Tensor, selection: OutputContents, dtype
 
     Without `dtype` it is that of the model that the output is to be like.
     """
-    wanted = dtype or (selection.like.dtypes.get(fqn_of(path)) if selection.like else None)
+    like = selection.like.shapes.tensors.get(fqn_of(path)) if selection.like else None
+    wanted = dtype or (like.dtype if like else "")
     return wanted if wanted and path in selection.model_paths and is_floating(tensor.dtype) else tensor.dtype
 
 

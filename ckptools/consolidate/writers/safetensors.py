@@ -47,8 +47,8 @@ MAX_HEADER = 100_000_000
 def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> OutputLayout:
     """Plan one or several safetensors files."""
     entries, tied = _entries(selection, out, options)
-    as_there = {} if selection.like is None or options.max_shard_size is not None else selection.like.files
-    groups = _groups(entries, options.max_shard_size, as_there)
+    there = selection.like.files if selection.like and options.max_shard_size is None else {}
+    groups = _groups(entries, options.max_shard_size, there if all(e.fqn in there for e in entries) else {})
     paths = _paths(out, len(groups))
     record = record_of(selection)
     headers = [_header(group, record) for group in groups]
