@@ -36,14 +36,14 @@ from ckptools.consolidate.writers.layout import (
     quoted,
 )
 from ckptools.consolidate.writers.pickle_emitter import Call, Emitter, Instance
-from ckptools.consolidate.writers.pt import Packed, pack
+from ckptools.consolidate.writers.pt import Packed
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import RefusedError
 from ckptools.model.provenance import FILE_NAME as RECORD
 from ckptools.model.regions import Box
-from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Global, Size, TorchName
+from ckptools.tensor_io.slicing import RowBlock, split_rows
 from ckptools.text import KeyPath, first_few, fqn_of, plural
 from ckptools.training_state.optimizers import GIVE, Naming, ddp_prefix, group_ids, without_wrappers
 from ckptools.training_state.sections import GROUPS, STATE, Section, is_flat_optimizer, sections_of_kind
@@ -407,13 +407,13 @@ class _Item:
 
 def _items(leaf: Leaf, selection: OutputContents, options: WriteOptions) -> Iterator[_Item]:
     if not isinstance(leaf.value, Tensor):
-        yield _Item(leaf, 0, None, leaf.value, "", pack(leaf.value, leaf.source, selection, options))
+        yield _Item(leaf, 0, None, leaf.value, "", Packed(leaf.value, leaf.source, selection, options))
         return
     dtype = output_dtype(leaf.source, leaf.value, selection, options.dtype)
     # An item is what torch saves of a state dict: no parameter, and nothing of autograd.
     plain = replace(leaf.value, parameter=False, requires_grad=False)
     for number, (box, rows) in enumerate(_cut(plain, ITEMSIZE[dtype])):
-        yield _Item(leaf, number, box, rows, dtype, pack(rows, leaf.source, selection, options))
+        yield _Item(leaf, number, box, rows, dtype, Packed(rows, leaf.source, selection, options))
 
 
 def _cut(tensor: Tensor, width: int) -> Iterator[tuple[Box, Tensor]]:
@@ -429,22 +429,9 @@ def _cut(tensor: Tensor, width: int) -> Iterator[tuple[Box, Tensor]]:
 def row_pieces(tensor: Tensor, count: int) -> Iterator[tuple[Box, Tensor]]:
     """Cut a tensor along its first dimension into pieces of `count` rows; yield the box and the tensor of each."""
     total, rest = tensor.shape[0], tensor.shape[1:]
-    shards: list[list[Shard]] = [[] for _ in range(0, total, count)]
-    boxes = [Box((n, *[0] * len(rest)), (min(count, total - n), *rest)) for n in range(0, total, count)]
-    for shard in tensor.shards:
-        # Each shard is compared only with the pieces that it overlaps: there may be hundreds of both.
-        for number in range(shard.box.offsets[0] // count, -(-shard.box.ends[0] // count)):
-            shards[number] += _part(shard, boxes[number])
-    for box, found in zip(boxes, shards, strict=True):
-        yield box, replace(tensor, shape=box.sizes, shards=tuple(found))
-
-
-def _part(shard: Shard, window: Box) -> list[Shard]:
-    """The part of a shard inside a box, with its place there; empty if there is none."""
-    common = shard.box.intersect(window)
-    if common is None or not shard.was_read:
-        return []
-    return [shard.part(common.seen_from(shard.box), common.seen_from(window))]
+    blocks = [RowBlock(at, min(count, total - at), number, 0) for number, at in enumerate(range(0, total, count))]
+    for block, rows in zip(blocks, split_rows(tensor, blocks), strict=True):
+        yield Box((block.start, *[0] * len(rest)), rows.shape), replace(rows, kind=tensor.kind)
 
 
 # -- .metadata ---------------------------------------------------------------------------------------------------------

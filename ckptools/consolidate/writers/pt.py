@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -213,7 +213,7 @@ def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> Outp
     tree = selection.tree if options.keep_types else loadable.value(selection.tree)
     if tree is LEFT_OUT:
         raise RefusedError(out, f"would hold nothing but {loadable.left_out[()]}")
-    packed = pack(tree, (), selection, options, record_of(selection, loadable.left_out))
+    packed = Packed(tree, (), selection, options, record_of(selection, loadable.left_out))
     return OutputLayout(
         files=((out, packed.archive.nbytes),),
         jobs=packed.jobs(0, 0),
@@ -228,23 +228,74 @@ def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> Outp
     )
 
 
-@dataclass(frozen=True)
 class Packed:
-    """A planned archive of one tree, which has a tensor for every name.
+    """The planned archive that torch.save would write for the node at `path` of a selection's tree.
+
+    Every distinct tensor gets a storage, in tree order; tied ones share it. The `record` of the source becomes an entry
+    of its own, which torch.load ignores.
 
     Attributes:
+        tree: the node with the tensors of the output.
         stored: fqn, tensor and dtype of every storage that is copied, in order.
         tied: key paths of tensors that share the storage of an earlier one, with its fqn.
         needs: names in the pickle that `torch.load(weights_only=True)` does not accept.
         made_of: source and output dtype of each tensor of the tree, by its key path.
     """
 
-    archive: Archive
-    stored: tuple[tuple[str, Tensor, str], ...]
-    tied: Mapping[KeyPath, str]
-    needs: tuple[str, ...]
-    tree: Any
-    made_of: Mapping[KeyPath, tuple[Tensor, str]]
+    def __init__(
+        self,
+        tree: Any,
+        path: KeyPath,
+        selection: OutputContents,
+        options: WriteOptions,
+        record: Provenance | None = None,
+    ) -> None:
+        self.stored: list[tuple[str, Tensor, str]] = []
+        self.tied: dict[KeyPath, str] = {}
+        self.made_of: dict[KeyPath, tuple[Tensor, str]] = {}
+        self._storages: list[Storage] = []
+        self._known: dict[Any, tuple[str, str]] = {}
+        self._keys: dict[int, str] = {}
+        self.tree = self._typed(tree, path, selection, options.dtype)
+        emitter = Emitter(lambda tensor: self._keys[id(tensor)])
+        pickle = emitter.dump(self.tree)
+        beside = ((FILE_NAME, record.to_json().encode("ascii")),) if record else ()
+        self.archive = Archive.of(pickle, self._storages, options.streamed, beside)
+        self.needs = tuple(emitter.needs)
+        del self._storages, self._known, self._keys  # a DCP may have a million archives
+
+    def _typed(self, node: Any, path: KeyPath, selection: OutputContents, dtype: str | None) -> Any:
+        """Copy the tree with the tensors of the output: output dtype, own storage."""
+        if isinstance(node, Tensor):
+            return self._store(node, path, output_dtype(path, node, selection, dtype))
+        if isinstance(node, BytesTensor):
+            self._keys[id(node)] = self._new(node.data)
+        if isinstance(node, dict):
+            copied = empty_like(node)
+            for key, value in node.items():
+                copied[key] = self._typed(value, (*path, key), selection, dtype)
+            return copied
+        if type(node) in (list, tuple):
+            return type(node)(self._typed(value, (*path, i), selection, dtype) for i, value in enumerate(node))
+        return node
+
+    def _store(self, tensor: Tensor, path: KeyPath, dtype: str) -> Tensor:
+        written = replace(tensor, dtype=dtype)
+        same = identity(tensor)
+        key, first = self._known.get((same, dtype), ("", "")) if same is not None else ("", "")
+        if key:
+            self.tied[path] = first
+        else:
+            key = self._new(tensor.numel * ITEMSIZE[dtype])
+            self._known[same, dtype] = (key, fqn_of(path))
+            self.stored.append((fqn_of(path), tensor, dtype))
+        self._keys[id(written)] = key
+        self.made_of[path] = (tensor, dtype)
+        return written
+
+    def _new(self, storage: Storage) -> str:
+        self._storages.append(storage)
+        return str(len(self._storages) - 1)
 
     def jobs(self, file: int, at: int) -> tuple[Job, ...]:
         """The jobs for the tensors if the archive begins at byte `at` of an output file."""
@@ -277,69 +328,3 @@ def _side_by_side(tree: Any, loaded: Any, path: KeyPath) -> Iterator[tuple[KeyPa
     elif type(tree) in (list, tuple):
         for number, (node, value) in enumerate(zip(tree, loaded, strict=True)):
             yield from _side_by_side(node, value, (*path, number))
-
-
-def pack(
-    tree: Any, path: KeyPath, selection: OutputContents, options: WriteOptions, record: Provenance | None = None
-) -> Packed:
-    """Plan the archive that torch.save would write for the node at `path` of the selection's tree.
-
-    The `record` of its source becomes an entry of its own, which torch.load ignores.
-    """
-    storages = _Storages(tree, path, selection, options)
-    emitter = Emitter(storages.key)
-    pickle = emitter.dump(storages.tree)
-    beside = ((FILE_NAME, record.to_json().encode("ascii")),) if record else ()
-    archive = Archive.of(pickle, storages.sizes, options.streamed, beside)
-    needs = tuple(emitter.needs)
-    return Packed(archive, tuple(storages.stored), storages.tied, needs, storages.tree, storages.made_of)
-
-
-class _Storages:
-    """Give every distinct tensor of a tree a storage, in tree order; tied ones share it."""
-
-    def __init__(self, tree: Any, path: KeyPath, selection: OutputContents, options: WriteOptions) -> None:
-        self.stored: list[tuple[str, Tensor, str]] = []
-        self.sizes: list[Storage] = []
-        self.tied: dict[KeyPath, str] = {}
-        self.made_of: dict[KeyPath, tuple[Tensor, str]] = {}
-        self._keys: dict[Any, tuple[str, str]] = {}
-        self._by_object: dict[int, str] = {}
-        self.tree = self._typed(tree, path, selection, options)
-
-    def _typed(self, node: Any, path: KeyPath, selection: OutputContents, options: WriteOptions) -> Any:
-        """Copy the tree with the tensors of the output: output dtype, own storage."""
-        if isinstance(node, Tensor):
-            return self._store(node, path, output_dtype(path, node, selection, options.dtype))
-        if isinstance(node, BytesTensor):
-            self._by_object[id(node)] = self._new(node.data)
-        if isinstance(node, dict):
-            copied = empty_like(node)
-            for key, value in node.items():
-                copied[key] = self._typed(value, (*path, key), selection, options)
-            return copied
-        if type(node) in (list, tuple):
-            return type(node)(self._typed(v, (*path, i), selection, options) for i, v in enumerate(node))
-        return node
-
-    def _store(self, tensor: Tensor, path: KeyPath, dtype: str) -> Tensor:
-        written = replace(tensor, dtype=dtype)
-        same = identity(tensor)
-        key, first = self._keys.get((same, dtype), ("", "")) if same is not None else ("", "")
-        if key:
-            self.tied[path] = first
-        else:
-            key = self._new(tensor.numel * ITEMSIZE[dtype])
-            self._keys[same, dtype] = (key, fqn_of(path))
-            self.stored.append((fqn_of(path), tensor, dtype))
-        self._by_object[id(written)] = key
-        self.made_of[path] = (tensor, dtype)
-        return written
-
-    def _new(self, storage: Storage) -> str:
-        self.sizes.append(storage)
-        return str(len(self.sizes) - 1)
-
-    def key(self, tensor: Tensor | BytesTensor) -> str:
-        """The storage key of a tensor of `tree`."""
-        return self._by_object[id(tensor)]
