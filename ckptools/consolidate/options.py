@@ -332,6 +332,7 @@ def _with_new_keys(selection: OutputContents, new_key_of: Callable[[Section], Ne
         missing={_moved(path, moves): boxes for path, boxes in selection.missing.items()},
         lost={_moved(path, moves) for path in selection.lost},
         carried={_moved(path, moves): filled for path, filled in selection.carried.items()},
+        borrowed={_moved(path, moves): boxes for path, boxes in selection.borrowed.items()},
     )
 
 

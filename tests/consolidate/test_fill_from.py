@@ -97,6 +97,18 @@ def test_the_side_file_has_every_region_with_its_origin(run, tmp_path):
     assert all(one["regions"] for one in listed)
 
 
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors", "x.dcp"])
+def test_the_output_says_so_under_new_names_too(name, run, tmp_path):
+    of_step(run, 4, 1).unlink()
+    done = ckptools.open(of_step(run, 4)).consolidate(
+        tmp_path / name, only="model", fill_from=of_step(run, 2), rename=["=net."]
+    )
+    assert done.borrowed and all(fqn.startswith("net.") for fqn in done.borrowed)
+    filled = {one.name for one in ckptools.open(tmp_path / name).provenance.filled}
+    listed = json.loads((tmp_path / f"{name}.left-out.json").read_text())["missing"]
+    assert filled == {one["name"] for one in listed} != set()
+
+
 def test_what_a_rank_had_for_itself_is_not_taken_from_an_older_save(run, tmp_path):
     for step, rank in product((2, 4), (0, 1)):
         with ckptools.offline():
