@@ -274,27 +274,11 @@ def _checksums(found: SourceChecksums | None, dry_run: bool) -> str:
 
 def copies(planned: PlannedReading, screen: Screen = PIPE) -> list[str]:
     """The table of all copies: tensor, source file and offset, target file and offset, number of bytes."""
-    return table(COPY_COLUMNS, [_copy_cells(copy) for copy in planned.copies], screen._replace(rows=None))
-
-
-def _copy_cells(copy: PlannedCopy) -> list[str]:
-    source = ("several", copy.source) if isinstance(copy.source, Box) else (copy.source[0].name, copy.source[1])
-    return [copy.fqn, source[0], str(source[1]), copy.target.name, str(copy.offset), str(copy.nbytes)]
-
-
-def _listed_in(done: Consolidated) -> Path:
-    return next(path for path in done.files if path.name.endswith(".left-out.json"))
-
-
-def _borrowed(done: Consolidated) -> Iterator[str]:
-    """Lines for tensors with regions of another checkpoint of the run."""
-    if not done.borrowed:
-        return
-    yield f"NOT WHOLE: {plural(len(done.borrowed), 'tensor')} with values of another save, {done.borrowed_from}"
-    for name, boxes in list(done.borrowed.items())[:MAX_NAMED]:
-        yield f"from {done.borrowed_from}: {clip(name, 60)}: {few(boxes, 3)}"
-    if len(done.borrowed) > MAX_NAMED:
-        yield f"from it: {len(done.borrowed) - MAX_NAMED} more; all regions are in {_listed_in(done)}"
+    rows = []
+    for copy in planned.copies:
+        file, at = ("several", copy.source) if isinstance(copy.source, Box) else (copy.source[0].name, copy.source[1])
+        rows.append([copy.fqn, file, str(at), copy.target.name, str(copy.offset), str(copy.nbytes)])
+    return table(COPY_COLUMNS, rows, screen._replace(rows=None))
 
 
 def remarks(done: Consolidated) -> Iterator[str]:
@@ -304,16 +288,22 @@ def remarks(done: Consolidated) -> Iterator[str]:
         from ckptools.consolidate.output_place import likeness_lines
 
         yield from likeness_lines(done.like)
+    listed_in = next((path for path in done.files if path.name.endswith(".left-out.json")), None)
     for name, why in list(done.left_out.items())[:MAX_NAMED]:
         yield f"left out: {name}: {why}"
     filled = [name for name in done.missing if name not in done.left_out]
     for name in filled[:MAX_NAMED]:
         yield f"filled: {name}: {few(done.missing[name], 3)}"
     if len(filled) > MAX_NAMED:
-        yield f"filled: {len(filled) - MAX_NAMED} more; all regions are in {_listed_in(done)}"
-    yield from _borrowed(done)
+        yield f"filled: {len(filled) - MAX_NAMED} more; all regions are in {listed_in}"
+    if done.borrowed:
+        yield f"NOT WHOLE: {plural(len(done.borrowed), 'tensor')} with values of another save, {done.borrowed_from}"
+    for name, boxes in list(done.borrowed.items())[:MAX_NAMED]:
+        yield f"from {done.borrowed_from}: {clip(name, 60)}: {few(boxes, 3)}"
+    if len(done.borrowed) > MAX_NAMED:
+        yield f"from it: {len(done.borrowed) - MAX_NAMED} more; all regions are in {listed_in}"
     if len(done.left_out) > MAX_NAMED:
-        yield f"left out: {len(done.left_out) - MAX_NAMED} more; all are in {_listed_in(done)}"
+        yield f"left out: {len(done.left_out) - MAX_NAMED} more; all are in {listed_in}"
     if done.odd:
         names = first_few([clip(name, 60) for name in done.odd], 3)
         yield f"note: NaN or infinity seen in {plural(len(done.odd), 'tensor')}: {names}"
@@ -326,19 +316,14 @@ def remarks(done: Consolidated) -> Iterator[str]:
             f"note: plain torch.load does not make {', '.join(done.needs)}, which --keep-types keeps: it needs "
             "weights_only=False, or these in torch.serialization.safe_globals"
         )
-    yield from _not_asked(done)
+    if done.not_asked:
+        tensors = [f"{count} in {clip(name, 60)}" for name, count in done.not_asked.items() if count]
+        plain = [clip(name, 60) for name, count in done.not_asked.items() if not count]
+        parts = [f"{plural(sum(done.not_asked.values()), 'tensor')} ({few(tensors, MAX_NAMED)})"] if tensors else []
+        parts += [f"what is no tensor ({few(plain, MAX_NAMED)})"] if plain else []
+        yield f"note: the model alone is written, without {' and '.join(parts)}; --only all writes everything"
     if not done.dry_run:
         yield f"load: {done.load}"
-
-
-def _not_asked(done: Consolidated) -> Iterator[str]:
-    if not done.not_asked:
-        return
-    tensors = [f"{count} in {clip(name, 60)}" for name, count in done.not_asked.items() if count]
-    plain = [clip(name, 60) for name, count in done.not_asked.items() if not count]
-    parts = [f"{plural(sum(done.not_asked.values()), 'tensor')} ({few(tensors, MAX_NAMED)})"] if tensors else []
-    parts += [f"what is no tensor ({few(plain, MAX_NAMED)})"] if plain else []
-    yield f"note: the model alone is written, without {' and '.join(parts)}; --only all writes everything"
 
 
 def consolidation_json(source: Path, done: Consolidated) -> str:

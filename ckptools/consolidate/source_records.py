@@ -191,27 +191,18 @@ class SourceRecords:
             self.right |= {here[key] for keys in team.gather(list(map(_key, self.right))) for key in keys}
 
     def _compare_pieces(self, read: tuple[Record, Mapping[int, Piece]]) -> None:
+        """Compare a record with the pieces of it that were read; the bytes between them are read now."""
         record, pieces = read
-        crc = 0
-        for nbytes, piece in self._all_of(record, pieces):
-            crc = crc32_combine(crc, piece, nbytes)
-        self._compare(record, crc, next(iter(pieces.values())).job)
-
-    def _all_of(self, record: Record, read: Mapping[int, Piece]) -> Iterator[tuple[int, int]]:
-        """Length and CRC-32 of the pieces of a whole record: those that were read, and the gaps, read now."""
-        at = record.offset
-        for offset, piece in sorted(read.items()):
-            if offset < at:
-                continue  # overlaps bytes already counted; bytes beyond those are read below
-            yield from self._read(record, at, offset)
-            yield piece.nbytes, piece.crc
-            at = piece.end
-        yield from self._read(record, at, record.end)
-
-    def _read(self, record: Record, start: int, end: int) -> Iterator[tuple[int, int]]:
+        job, crc, at = next(iter(pieces.values())).job, 0, record.offset
         with self.files.open(record.path) as file:
-            for data in read_pieces(file, start, end - start):
-                yield len(data), crc32(data)
+            for _, piece in [*sorted(pieces.items()), (record.end, Piece(job, record.end, 0, 0))]:
+                if piece.offset < at:
+                    continue  # overlaps bytes already counted; bytes beyond those are read below
+                for data in read_pieces(file, at, piece.offset - at):
+                    crc = crc32(data, crc)
+                crc = crc32_combine(crc, piece.crc, piece.nbytes)
+                at = piece.end
+        self._compare(record, crc, job)
 
     def _compare(self, record: Record, crc: int, job: int) -> None:
         if crc != record.crc:
