@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 from ckptools._version import __version__
 from ckptools.consolidate.writers.layout import OutputContents
@@ -110,45 +111,29 @@ def left_out_json(selection: OutputContents, name_of: NameOf) -> str:
 
     Holes that were filled when the source was written are listed too, without their regions.
     """
-    left_out, filled = selection.left_out, selection.filled
-    written = dict(tensors_in(selection.tree))
-    rows = [{**_named(path, name_of), "why": why, "lost": path in selection.lost} for path, why in left_out.items()]
-    holes = [
-        {
-            **_named(path, name_of),
-            "filled_with": filled if filled and path not in left_out else None,
-            **({"numel": written[path].numel} if path in written else {}),
-            "regions": _regions(boxes),
-        }
-        for path, boxes in selection.missing.items()
-    ]
-    holes += [
-        {
-            **_named(path, name_of),
-            "filled_with": OTHER,
-            "origin": selection.borrowed_from,
-            "numel": written[path].numel,
-            "regions": _regions(boxes),
-        }
-        for path, boxes in selection.borrowed.items()
-        if path not in left_out and path in written
-    ]
-    earlier = [
-        {**_named(path, name_of), "filled_with": one.fill, "numel": one.numel, "elements": one.elements, "regions": []}
-        | ({"origin": one.origin} if one.origin else {})
-        for path, one in selection.carried.items()
-        if path not in left_out
-    ]
+    left_out, filled, written = selection.left_out, selection.filled, dict(tensors_in(selection.tree))
+
+    def named(path: KeyPath) -> dict[str, Any]:
+        return {"path": [str(k) for k in path], "name": name_of(path)}
+
+    def hole(path: KeyPath, fill: str | None, boxes: Iterable[Box], **more: object) -> dict[str, Any]:
+        regions = [{"offsets": list(box.offsets), "sizes": list(box.sizes)} for box in boxes]
+        return {**named(path), "filled_with": fill, **more, "regions": regions}
+
+    rows = [{**named(path), "why": why, "lost": path in selection.lost} for path, why in left_out.items()]
     rows += [{"path": [], "name": p.tensor or "", "why": p.message, "lost": True} for p in selection.passed_over]
-    made = {"schema": "ckptools/left-out/1", "left_out": rows, "missing": [*holes, *earlier]}
+    holes = []
+    for path, boxes in selection.missing.items():
+        numel = {"numel": written[path].numel} if path in written else {}
+        holes.append(hole(path, filled if filled and path not in left_out else None, boxes, **numel))
+    for path, boxes in selection.borrowed.items():
+        if path not in left_out and path in written:
+            holes.append(hole(path, OTHER, boxes, origin=selection.borrowed_from, numel=written[path].numel))
+    for path, one in selection.carried.items():
+        if path not in left_out:
+            origin = {"origin": one.origin} if one.origin else {}
+            holes.append(hole(path, one.fill, (), numel=one.numel, elements=one.elements) | origin)
+    made = {"schema": "ckptools/left-out/1", "left_out": rows, "missing": holes}
     if selection.unsure:
         made["unsure"] = [{"why": problem.message} for problem in selection.unsure]
     return json.dumps(made, indent=2) + "\n"
-
-
-def _regions(boxes: Iterable[Box]) -> list[dict[str, object]]:
-    return [{"offsets": list(box.offsets), "sizes": list(box.sizes)} for box in boxes]
-
-
-def _named(path: KeyPath, name_of: NameOf) -> dict[str, object]:
-    return {"path": [str(k) for k in path], "name": name_of(path)}
