@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ckptools.consolidate.options import FILLS, ConsolidateOptions, hole_rule
@@ -167,13 +166,10 @@ class Picking:
         damage: Mapping[Record, int],
         donor: Donor | None = None,
     ) -> None:
-        self.path, self.files = checkpoint.path, files
-        self.damage, self.checks = damage, not options.unchecked
-        self.dequantize, self.donor = options.dequantize, donor
+        self.checkpoint, self.options, self.holes = checkpoint, options, hole_rule(options)
+        self.files, self.damage, self.donor = files, damage, donor
         self.dequantized: dict[str, list[str]] = {}
         self.plainly: dict[str, list[tuple[KeyPath, str]]] = {}
-        self.holes, self.prefer_rank = hole_rule(options), options.prefer_rank
-        self.in_parts = checkpoint.in_parts
         self.problems: list[Problem] = []
         self.gaps = {p.tensor: p for p in checkpoint.problems if p.kind is Code.TENSOR_GAP}
         self.contents = OutputContents(None, checkpoint)
@@ -252,7 +248,7 @@ class Picking:
             return LEFT_OUT
         if tensor.nbytes > MAX_TENSOR:
             nbytes = describe_for_error(tensor.nbytes)
-            raise RefusedError(self.path, f"{fqn} would take {nbytes} bytes; no disk holds that")
+            raise RefusedError(self.checkpoint.path, f"{fqn} would take {nbytes} bytes; no disk holds that")
         if fqn in self.filled and self.holes == "leave":
             self.lose({at: why_not_saved(self.filled[fqn])})
             return LEFT_OUT
@@ -285,7 +281,7 @@ class Picking:
         return replace(tensor, shards=chosen, fill=fill)
 
     def _decoded(self, tensor: Tensor, fqn: str) -> Tensor:
-        if not (self.dequantize and tensor.encoded_as):
+        if not (self.options.dequantize and tensor.encoded_as):
             return tensor
         from ckptools.tensor_io.read import dequantized
 
@@ -314,13 +310,13 @@ class Picking:
         if tensor.lies_in_a_row:
             return tensor.extents.in_order_of(tensor.extents.offsets)
         differing = self.ranks.differing(tensor, source)
-        if differing and self.checks and self.prefer_rank is None:
+        if differing and not self.options.unchecked and self.options.prefer_rank is None:
             tensor = self._right_copies(tensor, fqn_of(source), differing)
             differing = self.ranks.differing(tensor, source)
-        if differing and self.prefer_rank is None:
+        if differing and self.options.prefer_rank is None:
             copies = next(iter(differing.values()))
             whose = f" (with regions of {self.contents.borrowed_from})" if at in self.contents.borrowed else ""
-            more = f"{whose}; {IN_PARTS if self.in_parts else COPIES}"
+            more = f"{whose}; {IN_PARTS if self.checkpoint.in_parts else COPIES}"
             self.problems.append(copies.problem(fqn_of(source), self.files, more))
         if not tensor.has_copies:
             return tuple(sorted(tensor.found, key=lambda s: s.box.offsets))
@@ -337,7 +333,8 @@ class Picking:
         """The numbers of files by preference; worked out once for tensors that share the list."""
         known = self._orders.get(id(files))
         if known is None:  # kept with its list, so that no other list gets the same id
-            preferences = [self._preference(file.path, file.rank) for file in files]
+            wanted, ranks = self.options.prefer_rank, [-1 if file.rank is None else file.rank for file in files]
+            preferences = [(f.path in self.cut, f.rank != wanted, rank) for f, rank in zip(files, ranks, strict=True)]
             known = self._orders[id(files)] = files, sorted(range(len(files)), key=preferences.__getitem__)
         return known[1]
 
@@ -351,21 +348,15 @@ class Picking:
         self.spared.append(damage)
         return kept
 
-    def _preference(self, path: Path | None, rank: int | None) -> tuple[bool, bool, int]:
-        return self._is_cut(path), rank != self.prefer_rank, -1 if rank is None else rank
-
-    def _is_cut(self, path: Path | None) -> bool:
-        return bool(self.cut) and path in self.cut
-
     def _in_cut_files(self, chosen: Iterable[Shard], fqn: str) -> Iterator[Problem]:
         """Report a whole tensor with bytes in a cut file: the file may differ from the one that was saved."""
         for shard in chosen:
-            if shard.source is None or not self._is_cut(shard.source.path):
+            if shard.source is None or shard.source.path not in self.cut:
                 continue
             text = f"{shard.box} lies in {shard.source.path.name}, which is cut short or damaged elsewhere"
             yield Problem(Code.FILE_CUT, text, shard.rank, fqn)
 
-    def notes_for(self, checkpoint: Checkpoint, parts: Iterable[Section]) -> list[str]:
+    def notes_on(self, parts: Iterable[Section]) -> list[str]:
         """Collect the notes for the user on a checkpoint with nothing missing."""
         notes = [f"dequantized, as {name} does: {few(fqns, 1)}" for name, fqns in self.dequantized.items()]
         for became, places in self.plainly.items():
@@ -375,7 +366,7 @@ class Picking:
             more = and_others(len(self.spared) - 1)
             notes.append(f"{self.spared[0]}{more}; another rank's copy is right, and is written")
         notes += _note_on_own(self.listed, f"kept for each of {plural(self.ranks.count, 'rank')}, as a list by rank")
-        rest = [p for p in checkpoint.differing if not any(p[: len(kept)] == kept for kept in self.listed)]
+        rest = [p for p in self.checkpoint.differing if not any(p[: len(kept)] == kept for kept in self.listed)]
         rest = [p for p in rest if any(part.holds(p) for part in parts)]
         return [*notes, *_note_on_own(rest, "only the lowest rank's is written")]
 
@@ -483,7 +474,7 @@ def select(
     contents.from_replicas, notes = _from_replicas(checkpoint, parts)
     warnings = [p for p in checkpoint.problems if p.severity == "warning" and _concerns(p, parts, only)]
     exchanged = (p for p in checkpoint.problems if p.kind is Code.NAMED_AS_ANOTHER_RANK)
-    contents.notes += [*_notes_on_warnings([*warnings, *exchanged]), *picking.notes_for(checkpoint, parts), *notes]
+    contents.notes += [*_notes_on_warnings([*warnings, *exchanged]), *picking.notes_on(parts), *notes]
     contents.notes += [] if only in ONLY else [_note_on_glob(checkpoint, parts, only)]
     contents.tree = trees[""] if list(trees) == [""] else trees
     contents.part = only
