@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +41,7 @@ from ckptools.tensor_io.checksums import (
     damaged_records,
     read_pieces,
     records_of,
+    stored_records,
     without_records,
 )
 from ckptools.tensor_io.fetch_ahead import Progress, in_ranks
@@ -134,12 +136,9 @@ def joined(pieces: Iterable[Piece], checksums: bool = True) -> list[Piece]:
     return found
 
 
-Key = tuple[str, str, int, int, int]
-"""Identifies a record on all ranks, each of which may have its own temporary copy of a compressed file."""
-
-
-def _key(record: Record) -> Key:
-    return str(original_of(record.path)), record.name, record.offset, record.nbytes, record.crc
+def key_of(record: Record) -> tuple[str, int]:
+    """The file and offset of a record: the same on all ranks, which may have temporary copies of a compressed file."""
+    return str(original_of(record.path)), record.offset
 
 
 class SourceRecords:
@@ -158,6 +157,12 @@ class SourceRecords:
             found[record.path].append(record.offset)
         return found
 
+    @cached_property
+    def known(self) -> dict[tuple[str, int], Record]:
+        """Every record of the plan that states a CRC-32, by its key."""
+        stored = stored_records((job.fqn, job.tensor) for job in self.jobs)
+        return {key_of(one.record): one.record for one in stored if one.record.crc}
+
     def add(self, record: Record, piece: Piece) -> None:
         """Note a piece of a record that was read; a whole record is compared at once."""
         if not record.crc:
@@ -167,8 +172,8 @@ class SourceRecords:
         else:
             self._pieces.setdefault(record, {})[piece.offset] = piece
 
-    def compare(self, records: Iterable[Record] = ()) -> None:
-        """Compare the records that were read in several pieces, or not in full; of several ranks, among all `records`.
+    def compare(self) -> None:
+        """Compare the records that were read in several pieces, or by several ranks, or not in full.
 
         Raises:
             DamagedError: a record does not match its checksum.
@@ -176,19 +181,18 @@ class SourceRecords:
         """
         team = current()
         if team.world_size > 1:
-            here = {_key(record): record for record in records}
-            sent = [(_key(record), joined(read.values())) for record, read in self._pieces.items()]
+            sent = [(key_of(record), joined(read.values())) for record, read in self._pieces.items()]
             self._pieces = {}
             for key, pieces in chain.from_iterable(team.gather(sent)):
-                known = self._pieces.setdefault(here[key], {})
+                known = self._pieces.setdefault(self.known[key], {})
                 for piece in pieces:
                     if piece.offset not in known or known[piece.offset].nbytes < piece.nbytes:
                         known[piece.offset] = piece
-        in_several = sorted(self._pieces.items(), key=lambda read: _key(read[0]))
+        in_several = sorted(self._pieces.items(), key=lambda read: key_of(read[0]))
         right = in_ranks(self._compare_pieces, in_several, 1, lambda read: 1)
         self.right |= {record for (record, _), _ in zip(in_several, right, strict=True)}
         if team.world_size > 1:
-            self.right |= {here[key] for keys in team.gather(list(map(_key, self.right))) for key in keys}
+            self.right |= {self.known[key] for keys in team.gather(list(map(key_of, self.right))) for key in keys}
 
     def _compare_pieces(self, read: tuple[Record, Mapping[int, Piece]]) -> None:
         """Compare a record with the pieces of it that were read; the bytes between them are read now."""

@@ -20,15 +20,15 @@ from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.consolidate.output_place import OutputPlace, Replaced, check_unchanged, replaced
 from ckptools.consolidate.publishing.multipart import MultipartOutput
 from ckptools.consolidate.shares import Share, part_of, shares_of
-from ckptools.consolidate.source_records import Piece, Right, SourceRecords, crcs_of, joined
+from ckptools.consolidate.source_records import Piece, Right, SourceRecords, crcs_of, joined, key_of
 from ckptools.consolidate.writers.layout import Job, OutputLayout
 from ckptools.dtypes import has_nonfinite
-from ckptools.errors import CkptoolsError, ReadError, RefusedError, WriteError, original_of
+from ckptools.errors import CkptoolsError, ReadError, RefusedError, WriteError
 from ckptools.files.opening import OpenFiles, is_remote
 from ckptools.files.partial_files import PartialFiles, Target, write_at, write_text
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.shards import Source
-from ckptools.tensor_io.checksums import CHUNK, Record, crc32, read_pieces, stored_records
+from ckptools.tensor_io.checksums import CHUNK, Record, crc32, read_pieces
 from ckptools.tensor_io.fetch_ahead import Part, Progress, fetched_in_threads, in_ranks, parts_of
 from ckptools.tensor_io.stream import Band, Copy, assemble
 
@@ -144,9 +144,7 @@ class Journal:
         for record, piece in read:
             of_record.setdefault(record, {})[piece.offset] = piece
         pieces = [
-            (str(original_of(record.path)), record.offset, *piece[1:])
-            for record, found in of_record.items()
-            for piece in joined(found.values())
+            (*key_of(record), *piece[1:]) for record, found in of_record.items() for piece in joined(found.values())
         ]
         for region in regions:
             data = JournalLine(region, odd, pieces).line()
@@ -178,14 +176,11 @@ class Done:
 
     def restore(self, jobs: Sequence[Job], records: SourceRecords | None) -> set[str]:
         """Restore what the earlier run has read of source records; return the fqns in which it saw NaN or infinity."""
-        if records is not None and self.entries:
-            stored = stored_records((job.fqn, job.tensor) for job in jobs)
-            keys = ((str(original_of(one.record.path)), one.record.offset) for one in stored)
-            known = {key: one.record for key, one in zip(keys, stored, strict=True) if one.record.crc}
+        if records is not None:
             for entry in self.entries:
-                for path, start, offset, nbytes, crc in entry.read:
-                    if (path, start) in known:
-                        records.add(known[path, start], Piece(entry.region.job, offset, nbytes, crc))
+                for path, start, *read in entry.read:
+                    if (path, start) in records.known:
+                        records.add(records.known[path, start], Piece(entry.region.job, *read))
         return {jobs[entry.region.job].fqn for entry in self.entries if entry.odd}
 
     def missing(self, job: int, part: Copy | Band) -> Iterator[Copy | Band]:
@@ -512,8 +507,7 @@ def write(
         with team.own_work():
             written = executor.run(threads)
         if records is not None:
-            stored = stored_records((job.fqn, job.tensor) for job in layout.jobs) if team.world_size > 1 else ()
-            records.compare(found.record for found in stored)
+            records.compare()
         regions = [*done.regions, *chain.from_iterable(team.gather(written))]
         try:
             output.finish(crcs_of(layout.jobs, regions, checksums))
