@@ -212,15 +212,19 @@ def read_original(given: str | Path, follow_symlinks: bool = False) -> Original:
         verdict = verdict_of(whole)
         if verdict.whole is False:
             raise RefusedError(path, f"--like: {verdict.headline}; its names are not all known, take a whole one")
-        files = {key[-1]: t.found[0].sources[0].path.name for key, t in tensors_in(whole.tree) if _in_one_file(t)}
+        alone = ((key[-1], t.found[0].sources[0].path) for key, t in tensors_in(whole.tree) if len(t.found) == 1)
+        files = {name: path.name for name, path in alone if path.suffix == ".safetensors"}
         return Original(path, saved_shapes(whole), config, files, copied)
     shapes = module_shapes.shapes_from_config(config_path, config)
     # A saved model lacks tied names, and has the config's dtype.
     said = config.get("dtype", config.get("torch_dtype"))
     dtype = DTYPES.get(said, "") if isinstance(said, str) else ""
-    kept = {name: one for name, one in shapes.tensors.items() if not one.tied}
-    floats = {n: _with_dtype(one, dtype) for n, one in kept.items()} if dtype else kept
-    return Original(path, replace(shapes, tensors=floats), config, {}, copied)
+    kept = {
+        name: one._replace(dtype=dtype) if dtype and one.dtype.startswith(("float", "bfloat")) else one
+        for name, one in shapes.tensors.items()
+        if not one.tied
+    }
+    return Original(path, replace(shapes, tensors=kept), config, {}, copied)
 
 
 def can_be_like(path: Path) -> bool:
@@ -239,15 +243,6 @@ def original_of(checkpoint: Checkpoint) -> Original | None:
         return None
     found = read_json(config)
     return Original(folder, saved_shapes(checkpoint), found, {}, {}) if module_shapes.is_model_config(found) else None
-
-
-def _in_one_file(tensor: Tensor) -> bool:
-    return len(tensor.found) == 1 and tensor.found[0].sources[0].path.suffix == ".safetensors"
-
-
-def _with_dtype(one: module_shapes.NamedShape, dtype: str) -> module_shapes.NamedShape:
-    """Give a floating-point tensor another dtype; any other is returned unchanged."""
-    return one._replace(dtype=dtype) if one.dtype.startswith(("float", "bfloat")) else one
 
 
 # -- small files -------------------------------------------------------------------------------------------------------

@@ -6,17 +6,18 @@ Renames without evidence in names come last and are marked as assumed: shifted l
 
 from __future__ import annotations
 
-import contextlib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from ckptools.errors import OutputExistsError, ReadError, WriteError
+from ckptools.errors import OutputExistsError, ReadError
 from ckptools.files.opening import read_json
+from ckptools.files.partial_files import PartialFiles
 from ckptools.model.problems import displayed
 from ckptools.model.tree import describe_for_error
 from ckptools.text import plural
@@ -38,7 +39,12 @@ def read_map(path: Path) -> dict[str, str]:
         ReadError: it cannot be read, or is not such a JSON.
     """
     content = read_json(path)
-    found = content.get("map") if _has_schema(path, content) else content
+    # One name `map` that is mapped like the others says nothing of a schema.
+    stated = isinstance(content, dict) and isinstance(content.get("map"), dict)
+    if stated and (content.get("schema") != SCHEMA or len(content) != 2):
+        schema = describe_for_error(content.get("schema"))
+        raise ReadError(path, f"expected `schema` {SCHEMA} and `map`, and nothing else; found schema {schema}")
+    found = content["map"] if stated else content
     if not isinstance(found, dict) or not found:
         raise ReadError(path, f"expected a JSON object of old name to new, found {describe_for_error(found)}")
     for old, new in found.items():
@@ -48,16 +54,6 @@ def read_map(path: Path) -> dict[str, str]:
     return dict(found)
 
 
-def _has_schema(path: Path, content: Any) -> bool:
-    """Whether a JSON states the schema of a map; a mapped name `schema` does not count."""
-    if not isinstance(content, dict) or not isinstance(content.get("map"), dict):
-        return False
-    if content.get("schema") != SCHEMA or len(content) != 2:
-        found = describe_for_error(content.get("schema"))
-        raise ReadError(path, f"expected `schema` {SCHEMA} and `map`, and nothing else; found schema {found}")
-    return True
-
-
 def write_map(path: Path, names: Mapping[str, str]) -> None:
     """Write new names by the old ones; an existing file is left unchanged.
 
@@ -65,20 +61,11 @@ def write_map(path: Path, names: Mapping[str, str]) -> None:
         OutputExistsError: the file exists.
         WriteError: it cannot be written; no partial file is left.
     """
-    text = json.dumps({"schema": SCHEMA, "map": dict(names)}, indent=1)
-    try:
-        with path.open("x", encoding="ascii") as file:
-            try:
-                file.write(f"{text}\n")
-                file.flush()
-            except OSError:
-                with contextlib.suppress(OSError):
-                    path.unlink()
-                raise
-    except FileExistsError as error:
-        raise OutputExistsError(path, "is already there; give the map another name") from error
-    except OSError as error:
-        raise WriteError(path, f"cannot be written: {error.strerror or error}") from error
+    if os.path.lexists(path):
+        raise OutputExistsError(path, "is already there; give the map another name")
+    with PartialFiles() as files:
+        files.add_text(path, json.dumps({"schema": SCHEMA, "map": dict(names)}, indent=1) + "\n")
+        files.publish()
 
 
 # -- renames -----------------------------------------------------------------------------------------------------------
