@@ -61,7 +61,6 @@ LONGEST_FIRST = (
     "tests/training/test_frameworks.py",
     "tests/training/test_resume.py",
     "tests/verify/test_flipped_bits.py",
-    "tests/training/test_simulation.py",
     "tests/training/test_strategies_fsdp.py",
     "tests/watch/test_callbacks.py",
 )

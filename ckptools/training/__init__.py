@@ -15,10 +15,8 @@ from ckptools.training.output import Created
 
 def create(options: CreateOptions, verbose: bool = False) -> Created:
     """Train and save; see `ckptools.training.launch.create`. With `options.damage`, damage what was saved too."""
-    from ckptools.training import launch, simulated
+    from ckptools.training import launch
 
-    if options.simulation.simulate_world is not None:
-        return simulated.create(options, verbose)
     return launch.create_damaged(options, verbose) if options.damage else launch.create(options, verbose)
 
 

@@ -173,11 +173,6 @@ def check_torch(options: CreateOptions) -> None:
     # Up to 2.6 FSDP2 asks for streams, which a CPU does not have.
     if options.strategy in ("fsdp2", "hsdp", "fsdp2-tp", "hsdp-tp") and not hasattr(torch.cpu.Stream, "record_event"):
         raise UsageError(None, f"--strategy {options.strategy} on a CPU {later}; fsdp1 and ddp do not")
-    if options.simulation.simulate_world and options.strategy in ("tp", "fsdp2-tp", "hsdp-tp"):
-        from torch.distributed.tensor.parallel import parallelize_module
-
-        if "src_data_rank" not in signature(parallelize_module).parameters:
-            raise UsageError(None, f"--simulate-world with --strategy {options.strategy} {later}")
     if options.files.items == "torch" and not options.files.save_distributed:
         return
     from torch.distributed import checkpoint

@@ -11,8 +11,7 @@ from ckptools.files.remote.store import Store
 from ckptools.formats import options as limits
 from ckptools.formats.shared import checkpoint_builder
 from ckptools.model.tree import tensors_in
-from ckptools.training import create
-from ckptools.training.options import CreateOptions, SimulationOptions
+from tests.fake_world import create_rank
 from tests.object_store import BUCKET
 from tests.truth import FIXTURES
 
@@ -90,8 +89,7 @@ def test_a_bucket_that_is_not_there_is_told_in_one_line(s3):
 
 @pytest.mark.slow
 def test_a_rank_file_of_256_is_opened_by_six_requests_and_little_more_than_is_read_on_disk(s3, tmp_path, requests):
-    create(CreateOptions(tmp_path / "world", steps=1, simulation=SimulationOptions(256, "7", tiny=True)))
-    (file,) = (tmp_path / "world").iterdir()
+    file = create_rank(tmp_path / "world", 256, 7, parameters=17)
     for rank in range(256):
         s3.put_bytes(f"world/{file.name.replace('7', str(rank))}", file.read_bytes() if rank == 7 else b"not looked at")
     there, here = ckptools.open(f"s3://{BUCKET}/world/{file.name}"), ckptools.open(file)

@@ -1,8 +1,7 @@
-"""Files of --hollow have the metadata of a large model, are cut as FSDP2 cuts it, and never pass for values."""
+"""Files of `tools.simulated` have the metadata of a large model, are cut as FSDP2 cuts it, and pass for no values."""
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 import zipfile
@@ -12,15 +11,12 @@ from typing import Any
 import pytest
 
 import ckptools
-from ckptools.errors import NotWholeError, ReadError, UsageError
-from ckptools.training import create, simulated
-from ckptools.training.options import CreateOptions, FileOptions, SimulationOptions
-from ckptools.training.output import Created
-from ckptools.training.simulated import KNOWN, HollowDcp, HollowRun, llama3, shapes_from
+from ckptools.errors import NotWholeError
 from tests.training.rank_files import ckptools as command
 from tests.training.rank_files import load
 from tests.truth import FIXTURES
-from tests.versions import torch_that_trains
+from tools import simulated
+from tools.simulated import LLAMA3_70B, HollowDcp, HollowRun, create, llama3
 
 LARGE = {"emb.weight": (1000, 4096), "norm.weight": (4096,), "start": (2, 3)}
 """Rows that three ranks do not share evenly, and fewer rows than ranks."""
@@ -30,21 +26,17 @@ AS_ZEROS: dict[str, Any] = {"allow_missing": True, "fill": "zero"}
 """How a plan is made of what nobody wrote."""
 
 
-def hollow(out: Path, layout: str = "composer", world_size: int = 3, **options: Any) -> Created:
-    torch_that_trains("fsdp2")
-    told = out.parent / "shapes.json"
-    told.write_text(json.dumps(LARGE))
-    simulation = SimulationOptions(world_size, "all", hollow=str(told), **options)
-    return create(CreateOptions(out, "fsdp2", layout=layout, simulation=simulation))
+def hollow(out: Path, layout: str = "composer") -> list[Path]:
+    return create(out, LARGE, 3, layout)
 
 
 def run_of(world_size: int, shapes: dict[str, tuple[int, ...]] = LARGE) -> HollowRun:
-    return HollowRun(CreateOptions(Path(), "fsdp2"), shapes, world_size)
+    return HollowRun(shapes, world_size)
 
 
 @pytest.mark.parametrize("rank", [2, 77, 255, 299])
 def test_a_file_made_of_another_ranks_is_what_torch_saves_for_this_rank(rank: int, tmp_path: Path) -> None:
-    ((made, _),) = simulated.rank_files(run_of(300), [rank])
+    (made,) = (made for made, ranks in simulated.rank_files(run_of(300)) if rank in ranks)
     made.write(tmp_path / "hollow.pt", rank)
     pickled, records = simulated._saved(run_of(300), rank)
     sizes = [(name, content if isinstance(content, int) else len(content)) for name, content in records]
@@ -61,8 +53,7 @@ def test_pickles_that_differ_in_more_than_the_rank_are_not_patched() -> None:
 
 
 def test_a_rank_of_the_mesh_finds_itself_and_all_others_in_its_file(tmp_path: Path) -> None:
-    created = hollow(tmp_path / "run")
-    weight = load(created.files[2])["state"]["model"]["emb.weight"]
+    weight = load(hollow(tmp_path / "run")[2])["state"]["model"]["emb.weight"]
     assert (weight.shape, weight._local_tensor.shape) == ((1000, 4096), (332, 4096))
     mesh = weight.device_mesh
     assert (list(mesh.get_coordinate()), mesh.mesh.tolist()) == ([2], [0, 1, 2])
@@ -70,10 +61,9 @@ def test_a_rank_of_the_mesh_finds_itself_and_all_others_in_its_file(tmp_path: Pa
 
 @pytest.mark.parametrize("layout", ["composer", "dcp", "huggingface"])
 def test_a_hollow_checkpoint_is_covered_exactly_and_said_to_hold_nothing(layout: str, tmp_path: Path) -> None:
-    created = hollow(tmp_path / "run", layout)
-    on_disk = sum(path.stat().st_blocks * 512 for path in created.files)
-    assert created.nbytes > 8_000_000 > 10 * on_disk
-    found = ckptools.verify(created.first if layout == "composer" else created.out, values=True)
+    files = [path.stat() for path in hollow(tmp_path / "run", layout)]
+    assert sum(file.st_size for file in files) > 8_000_000 > 10 * sum(file.st_blocks * 512 for file in files)
+    found = ckptools.verify(tmp_path / "run", values=True)
     (problem,) = found.problems
     assert (problem.code, problem.severity) == ("CK017", "error")
     assert "take no space on the disk (holes, which read as zeros: never written" in problem.message
@@ -82,8 +72,8 @@ def test_a_hollow_checkpoint_is_covered_exactly_and_said_to_hold_nothing(layout:
 
 
 def test_no_record_of_a_hole_states_a_checksum(tmp_path: Path) -> None:
-    created = hollow(tmp_path / "run")
-    done = ckptools.consolidate(created.first, tmp_path / "model.safetensors", dry_run=True, check=True, **AS_ZEROS)
+    hollow(tmp_path / "run")
+    done = ckptools.consolidate(tmp_path / "run", tmp_path / "model.safetensors", dry_run=True, check=True, **AS_ZEROS)
     assert done.checksums is not None
     assert (done.checksums.right, done.checksums.without) == (0, 8)  # `start` is on two ranks of three
 
@@ -106,64 +96,30 @@ def places(metadata: Any, key: str) -> dict[Any, str]:
 
 
 def test_every_item_of_a_hollow_dcp_begins_where_metadata_says(tmp_path: Path) -> None:
-    created = hollow(tmp_path / "run", "dcp")
-    model = ckptools.open(created.out).model
+    hollow(tmp_path / "run", "dcp")
+    model = ckptools.open(tmp_path / "run").model
     assert {name: tensor.shape for name, tensor in model.items()} == LARGE
     assert [int(tensor.load().count_nonzero()) for tensor in model.values()] == [0, 0, 0]
 
 
 def test_llama_3_70b_is_planned_as_141_gb_of_bfloat16(tmp_path: Path) -> None:
-    torch_that_trains("fsdp2")
-    simulation = SimulationOptions(2, hollow="llama3-70b")
-    created = create(CreateOptions(tmp_path / "run", "fsdp2", layout="huggingface", simulation=simulation))
+    create(tmp_path / "run", llama3(*LLAMA3_70B), 2, "huggingface")
     with pytest.raises(NotWholeError, match="CK017"):
-        ckptools.consolidate(created.out, tmp_path / "model.safetensors", dry_run=True)
-    done = ckptools.consolidate(created.out, tmp_path / "model.safetensors", dry_run=True, **AS_ZEROS)
+        ckptools.consolidate(tmp_path / "run", tmp_path / "model.safetensors", dry_run=True)
+    done = ckptools.consolidate(tmp_path / "run", tmp_path / "model.safetensors", dry_run=True, **AS_ZEROS)
     assert done.planned is not None
     assert (done.tensors, done.planned.nbytes) == (723, 141_107_412_992)
-    assert list(tmp_path.iterdir()) == [created.out]
+    assert list(tmp_path.iterdir()) == [tmp_path / "run"]
 
 
-def test_the_shapes_of_llama_3_have_as_many_elements_as_its_name_says() -> None:
-    counts = {
-        name: sum(rows * (columns or [1])[0] for rows, *columns in llama3(*KNOWN[name]).values()) for name in KNOWN
-    }
-    assert counts == {"llama3-8b": 8_030_261_248, "llama3-70b": 70_553_706_496}
-
-
-@pytest.mark.parametrize(("shape", "says"), [([], "cannot be cut"), ([0, 3], "sizes of at least 1")])
-def test_a_shape_that_cannot_be_cut_is_refused(shape: list[int], says: str, tmp_path: Path) -> None:
-    (tmp_path / "shapes.json").write_text(json.dumps({"w": shape}))
-    with pytest.raises(UsageError, match=says):
-        shapes_from(str(tmp_path / "shapes.json"))
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (
-            {"strategy": "fsdp1"},
-            "--hollow writes no composer with fsdp1, only with fsdp2",
-        ),
-        ({"layout": "verl"}, "--hollow writes no verl"),
-        ({"full": True}, "leave out --full"),
-        ({"hollow": "llama4"}, "expected llama3-8b, llama3-70b, or a JSON file of name to shape"),
-    ],
-)
-def test_what_cannot_be_hollow_is_said(options: dict[str, Any], says: str, tmp_path: Path) -> None:
-    simulation = SimulationOptions(4, hollow=options.pop("hollow", "llama3-8b"))
-    with pytest.raises((UsageError, ReadError), match=says):
-        create(CreateOptions(tmp_path / "run", **{"strategy": "fsdp2", "simulation": simulation, **options}))
-    assert not (tmp_path / "run").exists()
+def test_several_processes_write_what_one_does(tmp_path: Path) -> None:
+    one, two = (create(tmp_path / f"{jobs} jobs", LARGE, 3, "dcp", jobs) for jobs in (1, 2))
+    assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
 
 
 def test_a_dry_run_shows_its_plan_before_it_says_that_there_is_no_room(tmp_path: Path) -> None:
-    torch_that_trains("fsdp2")
-    told = tmp_path / "shapes.json"
-    told.write_text(json.dumps({f"w{n}": (1 << 31, 1 << 10) for n in range(9)}))
-    files = FileOptions(max_shard_size="1GB")  # so each tensor of 4 TiB gets a file of its own
-    simulation = SimulationOptions(1, hollow=str(told))
-    create(CreateOptions(tmp_path / "run", "fsdp2", layout="huggingface", files=files, simulation=simulation))
+    # Each tensor of 4 TiB gets a file of its own.
+    create(tmp_path / "run", {f"w{n}": (1 << 31, 1 << 10) for n in range(9)}, 1, "huggingface", max_shard_size="1GB")
     plan = ["--dry-run", "--allow-missing", "--fill", "zero"]
     done = command("consolidate", tmp_path / "run", "-o", tmp_path / "model.safetensors", *plan)
     assert (done.returncode, "9 tensors, 36.0 TiB" in done.stdout) == (4, True)

@@ -108,24 +108,11 @@ for rank in range(first, last):
 """
 
 BIG = """
-import sys, torch
+import sys
 from pathlib import Path
-from torch.distributed._shard.metadata import ShardMetadata
-from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata
-from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
-from tests.fake_world import fake_group
-out, world, count = Path(sys.argv[1]), *map(int, sys.argv[2:])
-def sharded():
-    pieces = [ShardMetadata([2 * r, 0], [2, 3], f"rank:{r}/cpu") for r in range(world)]
-    whole = ShardedTensorMetadata(pieces, torch.Size([2 * world, 3]), TensorProperties(torch.float32))
-    return ShardedTensor._init_from_local_shards_and_global_metadata([Shard(torch.ones(2, 3), pieces[0])], whole)
-with fake_group(0, world):
-    names = [f"layer{i}.weight" for i in range(count)]
-    state = {name: {"exp_avg": sharded(), "exp_avg_sq": sharded()} for name in names}
-    optimizer = {"state": state, "param_groups": [{"params": names, "lr": 0.1}]}
-    tree = {"model": {name: sharded() for name in names}, "optimizers": {"AdamW": optimizer}}
-    out.mkdir()
-    torch.save({"state": tree}, out / "ep0-ba1-rank0.pt")
+from tests.fake_world import write_sharded
+out, world, parameters = Path(sys.argv[1]), *map(int, sys.argv[2:])
+write_sharded(out, world, range(1), parameters)
 """
 
 TENSORS = """

@@ -9,9 +9,9 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ckptools.training.simulated import shapes_from
 from tools.benchmarks.measure import Run, run, table_as_measured
 from tools.benchmarks.scale import CKPTOOLS, hollow, slope_of
+from tools.simulated import shapes_from
 
 PEER = [sys.executable, "-m", "tools.benchmarks.peers"]
 SMALL, LARGE = (64, 256), (64, 256, 512)

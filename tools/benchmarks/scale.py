@@ -73,8 +73,8 @@ def hollow(out: Path, world: int, shapes: str, *options: str) -> None:
     """Make a checkpoint whose values are holes, if it is not there yet."""
     if not out.exists():
         print(f"{out.name} ...", file=sys.stderr)
-        begin = [*CKPTOOLS, "create", str(out), "--strategy", "fsdp2", "--ranks", "all", "--jobs", "2"]
-        run([*begin, "--simulate-world", str(world), "--hollow", shapes, *options])
+        begin = [sys.executable, "-m", "tools.simulated", str(out), "--jobs", "2"]
+        run([*begin, "--world-size", str(world), "--shapes", shapes, *options])
 
 
 def report(work: Path) -> Iterator[str]:

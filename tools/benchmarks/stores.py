@@ -19,6 +19,7 @@ import ckptools
 from ckptools.text import size
 from tests.object_store import BUCKET, Bucketful, s3_server, settings
 from tools.benchmarks.measure import Run, run, table_as_measured
+from tools.benchmarks.scale import hollow
 
 CKPTOOLS = [sys.executable, "-m", "ckptools"]
 WORLD = 256
@@ -27,6 +28,14 @@ AS_ZEROS = ("--allow-missing", "--fill", "zero")
 
 MATRICES = {f"layers.{n}.weight": (2048, 256) for n in range(50)}
 """With AdamW's two moments and step counts 200 tensors of the DCP folder; of each matrix a rank has 128 KiB."""
+
+RANK_FILES = """
+import sys
+from pathlib import Path
+from tests.fake_world import write_sharded
+write_sharded(Path(sys.argv[1]), int(sys.argv[2]), range(int(sys.argv[2])), parameters=17)
+"""
+"""The files of all ranks, each of which lists the shards of all: 17 parameters with two moments."""
 
 LATENCY = 0.02
 """Seconds that each request takes longer."""
@@ -92,16 +101,12 @@ def make(work: Path) -> None:
         print(f"{WORLD} rank files ...", file=sys.stderr)
         new = work / "world.new"
         shutil.rmtree(new, ignore_errors=True)
-        options = ["--simulate-world", str(WORLD), "--ranks", "all", "--tiny", "--steps", "1"]
-        run([*CKPTOOLS, "create", str(new), *options])
+        run([sys.executable, "-c", RANK_FILES, str(new), str(WORLD)])
         new.rename(work / "world")
     if not (work / "dcp").exists():
-        shapes, new = work / "matrices.json", work / "dcp.new"
+        shapes = work / "matrices.json"
         shapes.write_text(json.dumps(MATRICES))
-        shutil.rmtree(new, ignore_errors=True)
-        options = ["--simulate-world", "8", "--ranks", "all", "--strategy", "fsdp2", "--layout", "dcp"]
-        run([*CKPTOOLS, "create", str(new), *options, "--hollow", str(shapes)])
-        new.rename(work / "dcp")
+        hollow(work / "dcp", 8, str(shapes), "--layout", "dcp")
 
 
 def report(work: Path) -> Iterator[str]:

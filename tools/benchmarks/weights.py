@@ -33,7 +33,7 @@ RANK_FILES = """
 import json, sys, torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
-from ckptools.training.simulated import fake_group
+from tests.fake_world import fake_group
 out, ranks, shapes = sys.argv[1], int(sys.argv[2]), json.load(open(sys.argv[3]))
 def sharded(shape):
     local = torch.randint(256, (shape[0] // ranks, *shape[1:], 2), dtype=torch.uint8).view(torch.bfloat16).squeeze(-1)
