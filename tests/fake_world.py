@@ -70,9 +70,10 @@ def create_rank(out: Path, world_size: int = 256, rank: int = 0, parameters: int
     with (
         warnings.catch_warnings(),
         fake_group(rank, world_size),
-        output.open_partial_folder(out, f"rank{rank}") as partial,
+        output.partial_folder(out, f"rank{rank}") as partial,
     ):
         warnings.simplefilter("ignore")
+        partial.mkdir(parents=True)
         torch.save(_content(world_size, parameters), partial / f"ep0-ba1-rank{rank}.pt")
         return output.finish(partial, out)[0]
 

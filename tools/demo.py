@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ckptools.training.output import FULL_STATE
-from ckptools.training.worker import say
+from ckptools.training.rank import say
 
 
 def main(folder: str) -> int:

@@ -14,10 +14,10 @@ from ckptools.training.output import Created
 
 
 def create(options: CreateOptions, verbose: bool = False) -> Created:
-    """Train and save; see `ckptools.training.launch.create`. With `options.damage`, damage what was saved too."""
+    """Train, save, and damage what was saved where `options.damage` says so; see `ckptools.training.launch.create`."""
     from ckptools.training import launch
 
-    return launch.create_damaged(options, verbose) if options.damage else launch.create(options, verbose)
+    return launch.create(options, verbose)
 
 
 __all__ = ["create", "CreateOptions", "Created", "ModelSize"]

@@ -11,7 +11,7 @@ import random
 import re
 import shutil
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -293,8 +293,10 @@ def _parse_one(item: str) -> Asked:
     return Asked(kind, *map(int, numbers))
 
 
-def check(options: CreateOptions, world_size: int, own_ranks: bool = True) -> None:
-    """Refuse what does not apply, before anything is trained; only where the ranks are our own, others can train too.
+def check(options: CreateOptions, world_size: int | None, own_ranks: bool = True) -> None:
+    """Refuse what does not apply, before anything is trained; None: nobody knows yet how many ranks there will be.
+
+    Only where all ranks are our own, other runs can be trained too.
 
     Raises:
         UsageError: as `parse`; a rank that is not there; a kind that means nothing in this layout.
@@ -304,7 +306,7 @@ def check(options: CreateOptions, world_size: int, own_ranks: bool = True) -> No
     for asked in parse(options.damage):
         if one_file and (asked.rank or KINDS[asked.kind].part == "files"):
             raise UsageError(None, f"--break {asked} does not apply: {whose} is one file for all ranks, named rank 0")
-        if max(asked.ranks) >= world_size:
+        if world_size is not None and max(asked.ranks) >= world_size:
             raise UsageError(None, f"--break {asked}: there is no rank {max(asked.ranks)} in a world of {world_size}")
         run = KINDS[asked.kind].others
         if run == "older run" and options.steps < 2:
@@ -318,7 +320,7 @@ def other_runs(text: str) -> tuple[str, ...]:
     return tuple(run for run in RUNS if run in {KINDS[asked.kind].others for asked in parse(text)})
 
 
-def apply(path: Path, text: str, seed: int, runs: dict[str, Path]) -> tuple[Broken, ...]:
+def apply(path: Path, text: str, seed: int, runs: Mapping[str, Path]) -> tuple[Broken, ...]:
     """Damage a finished checkpoint, a folder or a rank's file; returns what was done, and what `verify` finds then.
 
     The same seed damages the same place. Of each of the runs that `other_runs` names, `runs` has what to open.

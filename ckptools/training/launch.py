@@ -1,4 +1,4 @@
-"""Start the ranks of this node, or be one of them where something else started them already."""
+"""Start the ranks of this node by torch's own launchers, or be one of them where something else has started them."""
 
 from __future__ import annotations
 
@@ -10,170 +10,429 @@ import sys
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from ckptools import errors
-from ckptools.cluster import environment
 from ckptools.cluster.environment import (
-    STARTERS,
+    DEFAULT_PORT,
     ProcessInfo,
     Setting,
     calm_torch,
+    derive,
     is_loopback,
     missing_variables,
     restarts,
 )
-from ckptools.cluster.waiting import say_nothing, say_on_stderr
-from ckptools.errors import CkptoolsError, UsageError, WriteError, remade
-from ckptools.training import damage, nodes, option_checks, output, worker
-from ckptools.training.nodes import Node, agree, shared_partial_folder
-from ckptools.training.option_checks import backend_chosen_here, backend_of_this_machine, check_world_size
-from ckptools.training.options import CreateOptions
+from ckptools.errors import CkptoolsError, RendezvousError, UsageError, WriteError, remade
+from ckptools.text import first_line, plural
+from ckptools.training import backends, damage, output, worker
+from ckptools.training.options import CreateOptions, LaunchOptions, check_options, check_torch, check_world_size
 from ckptools.training.output import Created
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-    from torch.distributed.launcher.api import LaunchConfig
 
-    from ckptools.cluster.rendezvous import Meeting
+DEFAULT_WORLD_SIZE = 4
 
 
-# -- the two launchers that start the ranks of a node: torch's elastic one, and `torch.multiprocessing.spawn` ----------
+def create(options: CreateOptions, verbose: bool = False) -> Created:
+    """Train for real, save a checkpoint, and damage it as `options.damage` says.
+
+    With `verbose` rank 0 writes a line per step to stdout.
+
+    Raises:
+        UsageError: the options do not fit together, or not with the launcher that started this process.
+        RendezvousError: the other nodes or ranks were not found, or were lost.
+        OutputExistsError: the folder holds a checkpoint already, and `force` is off.
+        WriteError: a rank died, or a file could not be written.
+    """
+    options = options.completed()
+    calm_torch()
+    place = derive(os.environ, _given(options))
+    # With `--nproc-per-node` a process that a scheduler started starts the ranks of a node itself, as torchrun would.
+    if place.starter is not None and (_by_torchrun() or options.launch.nproc_per_node is None):
+        return _damaged(_be_a_rank(options, place, verbose), options, {})
+    check_options(options)
+    node = this_node(options.launch, options.world_size, place)
+    damage.check(options, node.world_size, own_ranks=node.nnodes == 1)
+    if node.world_size is not None:
+        check(options, node.world_size, node.nproc)
+    with tempfile.TemporaryDirectory(prefix="ckptools-") as scratch:
+        runs = _other_runs(options, node, Path(scratch))
+        return _damaged(_start_ranks(options, node, Path(scratch), verbose), options, runs)
+
+
+def check(options: CreateOptions, world_size: int, nproc: int) -> None:
+    """Refuse what does not go with a number of ranks, with this machine or with the folder; imports torch.
+
+    Raises:
+        UsageError: as `check_world_size`, `check_torch` and `backends.choose`.
+        OutputExistsError: the folder holds a checkpoint already.
+    """
+    check_world_size(options, world_size)
+    check_torch(options)
+    backends.chosen_here(options.hardware, nproc)
+    # Checkpoints that a run has saved before it was started again, or that it goes on from, are not in its way.
+    if not (restarts() or (options.several and options.resuming.goes_on_in(options.out))):
+        output.refuse_existing(options.out, options.force)
+
+
+# -- be a rank ---------------------------------------------------------------------------------------------------------
+
+
+def _by_torchrun() -> bool:
+    """Whether the variables of this process are those that torchrun sets, also within a scheduler's job."""
+    return "RANK" in os.environ or "WORLD_SIZE" in os.environ
+
+
+def _given(options: CreateOptions) -> dict[str, Setting]:
+    """Collect what options say of a rank that an outer launcher started."""
+    asked = options.launch
+    given: dict[str, object] = {"LOCAL_RANK": asked.local_rank}
+    if asked.rdzv_endpoint:
+        given["MASTER_ADDR"], given["MASTER_PORT"] = parse_endpoint(asked.rdzv_endpoint)
+    else:
+        given |= {"MASTER_ADDR": asked.master_addr, "MASTER_PORT": asked.master_port}
+    if asked.world_size_from == "argument" and "WORLD_SIZE" not in os.environ:
+        given["WORLD_SIZE"] = options.world_size
+    return {name: Setting(str(value), "an option") for name, value in given.items() if value is not None}
+
+
+def _be_a_rank(options: CreateOptions, place: ProcessInfo, verbose: bool) -> Created:
+    """Train as the rank that something else started.
+
+    What is wrong with the options is wrong for all ranks of a node: the first says it.
+    """
+    try:
+        check_options(options)
+        _check_outer(options, place)
+        damage.check(options, place.number("WORLD_SIZE"), own_ranks=False)
+        place.export(os.environ)
+        worker.prepare_process()
+        from ckptools.training.rank import in_group, say, say_nothing, train_and_save
+
+        with in_group(options):
+            return train_and_save(options, None, say if verbose else say_nothing)
+    except CkptoolsError as error:
+        first = os.environ.get("LOCAL_RANK", os.environ.get("RANK")) == "0"
+        if first or isinstance(error, (WriteError, RendezvousError)):
+            raise
+        raise SystemExit(error.exit_code) from None
+
+
+def _check_outer(options: CreateOptions, place: ProcessInfo) -> None:
+    """Refuse what contradicts the launcher that started this rank, and what it has left open."""
+    name = "torchrun" if _by_torchrun() else "a scheduler"
+    started = place.number("WORLD_SIZE")
+    if started is not None and options.world_size not in (None, started):
+        text = f"--world-size is {options.world_size}, but {name} started {started} ranks; leave it out"
+        raise UsageError(None, text)
+    if place.missing:
+        raise UsageError(None, missing_variables(place.missing))
+    for word in ("launcher", "nnodes", "node_rank", "nproc_per_node", "rdzv_backend", "rdzv_id"):
+        if getattr(options.launch, word) is not None:
+            flag = f"--{word.replace('_', '-')}"
+            raise UsageError(None, f"{flag}: {name} has started the ranks already; leave it out")
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def _other_runs(options: CreateOptions, node: Node, scratch: Path) -> dict[str, Path]:
+    """Train the runs that damage takes files from; returns the path to open of each.
+
+    A stale rank's files are those of a real run that stopped one step earlier, a mixed-in rank's those of a real run
+    with the next seed. They come first, into a folder that goes again: an interrupt leaves no half-broken checkpoint.
+    """
+    alike = dataclasses.replace(options, damage="", full=False)
+    others = {
+        "older run": dataclasses.replace(alike, out=scratch / "older", steps=options.steps - 1),
+        "another run": dataclasses.replace(alike, out=scratch / "another", seed=options.seed + 1),
+    }
+    wanted = damage.other_runs(options.damage)
+    return {name: _start_ranks(others[name], node, scratch, verbose=False).first for name in wanted}
+
+
+def _damaged(created: Created, options: CreateOptions, runs: Mapping[str, Path]) -> Created:
+    """Damage what was saved, on rank 0, as the options say."""
+    if not options.damage or created.rank != 0:
+        return created
+    broken = damage.apply(created.first, options.damage, options.seed, runs)
+    nbytes = sum(path.stat().st_size for path in created.files if path.exists())
+    return dataclasses.replace(created, damage=broken, nbytes=nbytes)
+
+
+# -- which node this is ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class NodeJob:
-    """The ranks of one node.
+class Node:
+    """One node of a run.
 
     Attributes:
-        options: checked, and the same on every node.
-        node: this one; its rank and its port are known by now.
-        counts: ranks of each node, by node rank.
-        hosts: this process hosts the store where the nodes meet.
-        partial: folder for files in the making.
-        run_id: the same on every node.
+        node_rank: None: the nodes number themselves.
+        counts: ranks of each node, by node rank, as far as this one knows: the others may say otherwise.
+        world_size: None where they may.
+        address: where the nodes meet, an address of node 0.
+        port: the port there; 0 takes any free one, which only a lone node can do.
+        rdzv_backend: torch's name of how the nodes get their ranks.
     """
 
-    options: CreateOptions
-    node: Node
+    nnodes: int
+    node_rank: int | None
     counts: tuple[int, ...]
-    hosts: bool
-    partial: Path
-    run_id: str
-    verbose: bool
+    world_size: int | None
+    address: str
+    port: int
+    rdzv_backend: str
+    rdzv_id: str
+
+    @property
+    def nproc(self) -> int:
+        """Ranks that this node starts."""
+        return self.counts[self.node_rank or 0]
+
+    @property
+    def endpoint(self) -> str:
+        """`HOST:PORT`, with brackets around an address that has colons itself."""
+        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
 
 
-def launch(job: NodeJob) -> Created:
-    """Start the ranks of this node, wait for them and take the answer of the first.
+def this_node(launch: LaunchOptions, world_size: int | None, place: ProcessInfo) -> Node:
+    """Make the node of the options, of a scheduler where they leave something out, and of defaults.
+
+    Of `place`, this process in the job of a scheduler, the rank is that of the node.
 
     Raises:
-        CkptoolsError: a rank failed; it is the error that says why.
-        KeyboardInterrupt: Ctrl-C; every rank has been ended.
+        UsageError: the options contradict each other, or one is missing.
     """
-    start = _start_spawn if job.options.launch.launcher == "spawn" else _start_elastic
-    with tempfile.TemporaryDirectory(prefix="ckptools-") as scratch:
-        answer = Path(scratch, "answer.json")
-        start(job, scratch, worker.arguments(job.options, job.partial, answer, job.verbose))
-        return worker.from_json(answer.read_text(), job.options.out)
+    listed = _counts(launch.nproc_per_node)
+    several = len(listed) if len(listed) > 1 else None
+    if launch.nnodes is not None and several not in (None, launch.nnodes):
+        given = f"--nproc-per-node {launch.nproc_per_node} is a list for {several} nodes"
+        raise UsageError(None, f"{given}, but --nnodes is {launch.nnodes}")
+    nnodes = launch.nnodes or several or (place.number("WORLD_SIZE") if place.starter else None) or 1
+    node_rank = launch.node_rank
+    if node_rank is None and place.starter:
+        node_rank = place.number("RANK")
+    if node_rank is None and nnodes == 1:
+        node_rank = 0
+    if node_rank is not None and not 0 <= node_rank < nnodes:
+        raise UsageError(None, f"--node-rank is {node_rank}, but --nnodes {nnodes} has node ranks 0 to {nnodes - 1}")
+    backend = launch.rdzv_backend or ("static" if nnodes > 1 else "c10d")
+    reasons = {
+        "with --rdzv-backend static": backend == "static",
+        "with a list of ranks per node": several is not None,
+        "with --launcher spawn": launch.launcher == "spawn",
+    }
+    why = next((reason for reason, given in reasons.items() if given), None)
+    if node_rank is None and why:
+        raise UsageError(None, f"--node-rank is missing: {why} each of the {nnodes} nodes says which it is, from 0")
+    address, port = _endpoint(launch, nnodes, backend, place)
+    if (several or (listed and nnodes == 1)) and world_size not in (None, sum(listed)):
+        makes = f"--nproc-per-node {','.join(map(str, listed))} makes {sum(listed)}"
+        raise UsageError(None, f"--world-size is {world_size}, but {makes}; leave one of them out")
+    wanted = DEFAULT_WORLD_SIZE if world_size is None else world_size
+    if not listed and wanted % nnodes:
+        text = f"a world size of {wanted} does not divide by --nnodes {nnodes}; say --nproc-per-node, such as 2,1"
+        raise UsageError(None, text)
+    counts = listed if several else (listed or (wanted // nnodes,)) * nnodes
+    known = None if listed and not several and nnodes > 1 else sum(counts)
+    return Node(nnodes, node_rank, counts, known, address, port, backend, launch.rdzv_id or "ckptools")
 
 
-# -- elastic -----------------------------------------------------------------------------------------------------------
+def _counts(text: str | None) -> tuple[int, ...]:
+    """Read `--nproc-per-node`: empty where it was not given, one number for every node, or one for each."""
+    if text is None:
+        return ()
+    if text in ("auto", "cpu", "gpu"):
+        gpus = backends.of_this_machine().gpus if text != "cpu" else 0
+        if text == "gpu" and not gpus:
+            raise UsageError(
+                None, "--nproc-per-node gpu: there is no GPU here that torch can use; give a number, or cpu"
+            )
+        return (gpus or os.cpu_count() or 1,)
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise UsageError(None, f"--nproc-per-node is {text!r}, must be a number, one per node (2,1), or auto, cpu, gpu")
+    return tuple(map(int, parts))
 
 
-def _start_elastic(job: NodeJob, scratch: str, arguments: list[str]) -> None:
-    """Start the ranks by torch's elastic launcher.
+def _endpoint(launch: LaunchOptions, nnodes: int, backend: str, place: ProcessInfo) -> tuple[str, int]:
+    """Say where the nodes meet; `--rdzv-endpoint` goes before an address and a port of their own."""
+    if launch.rdzv_endpoint:
+        return parse_endpoint(launch.rdzv_endpoint)
+    found = place.facts.get("MASTER_ADDR")
+    address = launch.master_addr or (found.value if found else None)
+    port = launch.master_port or place.number("MASTER_PORT")
+    if nnodes > 1 and not address:
+        raise UsageError(None, f"--nnodes {nnodes} needs --master-addr, the address of node 0, or --rdzv-endpoint")
+    return address or "localhost", port or (0 if nnodes == 1 and backend == "c10d" else DEFAULT_PORT)
 
-    `torchrun` is made of it: an agent per node starts the ranks and watches them.
+
+def parse_endpoint(text: str) -> tuple[str, int]:
+    """Read `HOST:PORT`, `[::1]:29500` or `HOST` alone.
+
+    Raises:
+        UsageError: it is none of these.
     """
-    from torch.distributed.elastic.multiprocessing import SignalException
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port or DEFAULT_PORT
+    except ValueError:
+        host, port = None, 0
+    if not host or "/" in text or "@" in text:
+        raise UsageError(None, f"--rdzv-endpoint is {text!r}, must be HOST:PORT with a port from 1 to 65535")
+    return host, port
+
+
+# -- start the ranks of a node, by torch's elastic launcher or by `torch.multiprocessing.spawn` ------------------------
+
+
+def _start_ranks(options: CreateOptions, node: Node, scratch: Path, verbose: bool) -> Created:
+    """Start the ranks of this node, wait for them and take the answer of the first."""
+    gpus = backends.of_this_machine().gpus
+    if verbose and node.nproc < gpus:
+        idle = f"{gpus} GPUs on this node, but {node.nproc} ranks: {gpus - node.nproc} of them stay idle"
+        _say_on_stderr(f"{idle}; see --nproc-per-node")
+    if verbose and node.nnodes > 1:
+        _say_on_stderr(f"waiting for {node.nnodes} nodes at {node.endpoint}, at most {options.launch.timeout:g} s")
+    # Nodes of one run name the folder for files in the making alike.
+    run_id = uuid.uuid4().hex if node.nnodes == 1 else node.rdzv_id
+    start = _start_spawn if options.launch.launcher == "spawn" else _start_elastic
+    with output.partial_folder(options.out, run_id) as partial:
+        answer = scratch / "answer.json"
+        start(options, node, run_id, scratch, worker.arguments(options, partial, answer, verbose))
+        return worker.from_json(answer.read_text(), options.out)
+
+
+def _say_on_stderr(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def _start_elastic(options: CreateOptions, node: Node, run_id: str, scratch: Path, words: list[str]) -> None:
+    """Start the ranks by the launcher that `torchrun` is made of.
+
+    An agent on each node meets those of the others, starts the ranks of its node and watches them.
+    """
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import elastic_launch
+    from torch.distributed.elastic.rendezvous.api import RendezvousError as NotMet
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    with _calm_launcher():
+    seconds = int(options.launch.timeout) + 1
+    configs: dict[str, Any] = {"timeout": seconds, "read_timeout": seconds}
+    if node.rdzv_backend == "static":
+        configs["rank"] = node.node_rank
+    elif node.node_rank is not None:
+        configs["is_host"] = node.node_rank == 0
+    config = LaunchConfig(
+        min_nodes=node.nnodes,
+        max_nodes=node.nnodes,
+        nproc_per_node=node.nproc,
+        run_id=run_id,
+        rdzv_backend=node.rdzv_backend,
+        rdzv_endpoint=node.endpoint,
+        rdzv_configs=configs,
+        # The address that rank 0's node gives to the others; its own name may not be known to them.
+        local_addr=node.address if node.node_rank == 0 or is_loopback(node.address) else None,
+        max_restarts=options.resuming.max_restarts,
+        logs_specs=DefaultLogsSpecs(log_dir=str(scratch)),
+    )
+    with _calm_launcher(waits=node.nnodes > 1):
         try:
-            elastic_launch(_config(job, scratch), sys.executable)("-m", worker.__name__, *arguments)
+            elastic_launch(config, sys.executable)("-m", worker.__name__, *words)
         except ChildFailedError as error:
-            raise failure_reason(job.options.out, error.failures) from None
+            raise failure_reason(options.out, error.failures) from None
         except SignalException as error:
             # As Python and shells do: Ctrl-C is KeyboardInterrupt, other signals are exit code 128 + n.
             number = error.sigval
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number) from None
+        except (RuntimeError, NotMet) as error:
+            raise _not_met(node, error) from error
 
 
-def _config(job: NodeJob, scratch: str) -> LaunchConfig:
-    """The configuration that `torchrun` would make; the nodes have met already, so there is no wait."""
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-    from torch.distributed.launcher.api import LaunchConfig
-
-    node = job.node
-    own = {"rank": node.node_rank} if node.rdzv_backend == "static" else {"is_host": job.hosts}
-    return LaunchConfig(
-        min_nodes=node.nnodes,
-        max_nodes=node.nnodes,
-        nproc_per_node=node.nproc,
-        run_id=job.run_id,
-        rdzv_backend=node.rdzv_backend,
-        rdzv_endpoint=node.endpoint,
-        rdzv_configs={**own, "timeout": int(job.options.launch.timeout) + 1},
-        # The address that rank 0's node gives to the others; its own name may not be known to them.
-        local_addr=node.address if job.hosts or is_loopback(node.address) else None,
-        max_restarts=job.options.resuming.max_restarts,
-        logs_specs=DefaultLogsSpecs(log_dir=scratch),
-    )
+def _not_met(node: Node, error: Exception) -> RendezvousError:
+    return RendezvousError(None, f"{plural(node.nnodes, 'node')} did not meet at {node.endpoint}: {first_line(error)}")
 
 
 @contextmanager
-def _calm_launcher() -> Iterator[None]:
-    """Silence torchelastic's own report of a failure, and take its signal handlers away afterwards."""
+def _calm_launcher(waits: bool) -> Iterator[None]:
+    """Silence torchelastic's own report of a failure, and take its signal handlers away afterwards.
+
+    While it waits for other nodes in C++, Python's handler of Ctrl-C would not run: until there are ranks, it ends the
+    process at once.
+    """
     names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed")]
-    elastic = [logging.getLogger(name) for name in names]
-    levels = [logger.level for logger in elastic]
-    for logger in elastic:
-        logger.setLevel(logging.CRITICAL + 1)
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+    # Only the main thread may set handlers; torchelastic does not try elsewhere either.
+    in_main = threading.current_thread() is threading.main_thread()
+    numbers = [getattr(signal, name, None) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")] if in_main else []
+    handlers = {number: signal.getsignal(number) for number in numbers if number is not None}
     try:
-        with _signal_handlers_kept():
-            yield
-    finally:
-        for logger, level in zip(elastic, levels, strict=True):
-            logger.setLevel(level)
-
-
-@contextmanager
-def _signal_handlers_kept() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Only the main thread may set handlers; torchelastic does not try elsewhere either.
-        return
-    names = [name for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT") if hasattr(signal, name)]
-    handlers = {signal.Signals[name]: signal.getsignal(signal.Signals[name]) for name in names}
-    try:
+        for logger in levels:
+            logger.setLevel(logging.CRITICAL + 1)
+        if waits and handlers:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
-# -- spawn -------------------------------------------------------------------------------------------------------------
-
-
-def _start_spawn(job: NodeJob, scratch: str, arguments: list[str]) -> None:
+def _start_spawn(options: CreateOptions, node: Node, run_id: str, scratch: Path, words: list[str]) -> None:
     """Start the ranks by `torch.multiprocessing.spawn`.
 
     The way of many tutorials: one Python process starts the ranks as its children, without an agent. They get the
     variables that the elastic launcher would set, and are not started again when one dies.
     """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
     from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
 
-    variables = [_variables(job, local_rank, scratch) for local_rank in range(job.node.nproc)]
-    ranks = spawn(_be_a_local_rank, (variables, arguments), nprocs=job.node.nproc, join=False)
+    # Where the ranks of all nodes meet. Hosted here, so that no other process takes a free port in between.
+    hosts = node.node_rank == 0
+    try:
+        store = TCPStore(node.address, node.port, is_master=True, wait_for_workers=False) if hosts else None
+    except RuntimeError as error:
+        raise _not_met(node, error) from error
+    common = {
+        "WORLD_SIZE": sum(node.counts),
+        "LOCAL_WORLD_SIZE": node.nproc,
+        "GROUP_RANK": node.node_rank,
+        "MASTER_ADDR": node.address,
+        "MASTER_PORT": store.port if store else node.port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "TORCHELASTIC_RUN_ID": run_id,
+    }
+    first = sum(node.counts[: node.node_rank])
+    variables = [
+        {name: str(value) for name, value in common.items()}
+        | {"RANK": str(first + local_rank), "LOCAL_RANK": str(local_rank)}
+        | {"TORCHELASTIC_ERROR_FILE": str(scratch / f"error{local_rank}.json")}
+        for local_rank in range(node.nproc)
+    ]
+    ranks = spawn(_be_a_local_rank, (variables, words), nprocs=node.nproc, join=False)
     try:
         while not ranks.join():
             pass
     except (ProcessExitedException, ProcessRaisedException):
-        raise failure_reason(job.options.out, _failures(ranks.processes, variables)) from None
+        failures = {
+            first + local_rank: ProcessFailure(
+                local_rank, process.pid, process.exitcode, variables[local_rank]["TORCHELASTIC_ERROR_FILE"]
+            )
+            for local_rank, process in enumerate(ranks.processes)
+            if process.exitcode
+        }
+        raise failure_reason(options.out, failures) from None
     finally:
         # A rank has nothing to clean up.
         for process in ranks.processes:
@@ -182,39 +441,10 @@ def _start_spawn(job: NodeJob, scratch: str, arguments: list[str]) -> None:
             process.join()
 
 
-def _variables(job: NodeJob, local_rank: int, scratch: str) -> dict[str, str]:
-    node = job.node
-    first = sum(job.counts[: node.node_rank])
-    return {
-        "RANK": str(first + local_rank),
-        "WORLD_SIZE": str(sum(job.counts)),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(node.nproc),
-        "GROUP_RANK": str(node.node_rank),
-        "MASTER_ADDR": node.address,
-        "MASTER_PORT": str(node.port),
-        # The store where the nodes met stays open for the ranks: no other process can take its port in between.
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_ERROR_FILE": str(Path(scratch, f"error{local_rank}.json")),
-    }
-
-
-def _be_a_local_rank(local_rank: int, variables: list[dict[str, str]], arguments: list[str]) -> None:
+def _be_a_local_rank(local_rank: int, variables: list[dict[str, str]], words: list[str]) -> None:
     os.environ.update(variables[local_rank])
     # Not sys.exit: a gloo group that is torn down waits for its threads, and they may wait for the interpreter.
-    os._exit(worker.main(arguments))
-
-
-def _failures(processes: list[Any], variables: list[dict[str, str]]) -> dict[int, ProcessFailure]:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-
-    return {
-        int(own["RANK"]): ProcessFailure(
-            int(own["LOCAL_RANK"]), process.pid, process.exitcode, own["TORCHELASTIC_ERROR_FILE"]
-        )
-        for process, own in zip(processes, variables, strict=True)
-        if process.exitcode
-    }
+    os._exit(worker.main(words))
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------
@@ -233,183 +463,13 @@ def failure_reason(out: Path, failures: Mapping[int, ProcessFailure]) -> Excepti
     return remade(kind, message) or RuntimeError(f"rank {rank}: {kind}: {message}".splitlines()[0])
 
 
-def _weight(failure: ProcessFailure) -> tuple[bool, bool, bool, int]:
+def _weight(failure: ProcessFailure) -> tuple[bool, bool, bool, bool, int]:
     stopped = failure.exitcode == -signal.SIGTERM
-    ours = hasattr(errors, _message(failure).partition(": ")[0])
-    return stopped, failure.exitcode >= 0, not ours, failure.timestamp
+    kind = _message(failure).partition(": ")[0]
+    lost = kind == RendezvousError.__name__
+    return stopped, failure.exitcode >= 0, not hasattr(errors, kind), lost, failure.timestamp
 
 
 def _message(failure: ProcessFailure) -> str:
     recorded = failure.message
     return str(recorded["message"]) if isinstance(recorded, dict) else recorded
-
-
-# -- ranks of this node ------------------------------------------------------------------------------------------------
-
-
-def create(options: CreateOptions, verbose: bool = False) -> Created:
-    """Train for real and save a checkpoint; with `verbose` rank 0 writes a line per step to stdout.
-
-    Raises:
-        UsageError: the options do not fit together, or not with what started this process.
-        RendezvousError: the other nodes or ranks were not found.
-        OutputExistsError: the folder holds a checkpoint already, and `force` is off.
-        WriteError: a rank died, or a file could not be written.
-    """
-    options = options.completed()
-    option_checks.check_launch(options.launch)
-    calm_torch()
-    place = environment.derive(os.environ, _given(options))
-    # With `--nproc-per-node` a process that a scheduler started starts the ranks of a node itself, as torchrun would.
-    if place.starter is None or (place.starter is not STARTERS[0] and options.launch.nproc_per_node is not None):
-        return _start_ranks(options, place, verbose)
-    return _be_a_rank(options, place, verbose)
-
-
-def _given(options: CreateOptions) -> dict[str, Setting]:
-    """Collect what options say of a rank that an outer launcher started."""
-    asked = options.launch
-    given: dict[str, object] = {"LOCAL_RANK": asked.local_rank}
-    if asked.rdzv_endpoint:
-        given["MASTER_ADDR"], given["MASTER_PORT"] = nodes.parse_endpoint(asked.rdzv_endpoint)
-    else:
-        given |= {"MASTER_ADDR": asked.master_addr, "MASTER_PORT": asked.master_port}
-    if asked.world_size_from == "argument" and "WORLD_SIZE" not in os.environ:
-        given["WORLD_SIZE"] = options.world_size
-    return {name: Setting(str(value), "an option") for name, value in given.items() if value is not None}
-
-
-def _start_ranks(options: CreateOptions, place: ProcessInfo, verbose: bool) -> Created:
-    option_checks.check(options)
-    if options.launch.launcher == "spawn" and options.resuming.max_restarts:
-        raise UsageError(None, "--max-restarts: --launcher spawn starts no rank again; --launcher elastic does")
-    node = nodes.this_node(options.launch, options.world_size, place)
-    from torch.distributed.distributed_c10d import PrefixStore
-
-    from ckptools.cluster.rendezvous import Meeting, open_store
-
-    timeout, say = options.launch.timeout, say_on_stderr if verbose else say_nothing
-    at = open_store(node.address, node.port, node.hosts, timeout, say)
-    node, store = dataclasses.replace(node, port=at.store.port), PrefixStore(node.rdzv_id, at.store)
-    number, count = node.node_rank, node.nnodes
-    with Meeting(store, "node", number, count, timeout, hosts=at.hosted, at=node.endpoint, say=say) as meeting:
-        node = dataclasses.replace(node, node_rank=meeting.number)
-        counts = agree(meeting, options, node.nproc)
-        launched = dataclasses.replace(options.launch, nproc_per_node=",".join(map(str, counts)))
-        options = dataclasses.replace(options, world_size=sum(counts), launch=launched)
-        _check(options, sum(counts), node.nproc)
-        warning = nodes.idle_gpus(node.nproc, backend_of_this_machine().gpus)
-        if warning and verbose:
-            say_on_stderr(warning)
-
-        def train(folder: Path, run_id: str) -> Created:
-            return launch(NodeJob(options, node, counts, at.hosted, folder, run_id, verbose))
-
-        return _done_together(meeting, options.out, train)
-
-
-def _done_together(meeting: Meeting, out: Path, train: Callable[[Path, str], Created]) -> Created:
-    """Train as all members of a meeting do, given the folder for files in the making and a name for the run."""
-    run_id = meeting.gather("run", uuid.uuid4().hex)[0]
-    with shared_partial_folder(meeting, out, run_id) as folder:
-        try:
-            created = train(folder, run_id)
-        except RuntimeError as error:
-            # Where another member failed first, it says why.
-            raise meeting.cause(error) from None
-        meeting.gather("done")
-        return created
-
-
-def lone_node(options: CreateOptions) -> Node | None:
-    """The node that this process is, where it starts all ranks itself; None where something else starts some."""
-    place = environment.derive(os.environ, _given(options))
-    node = None if place.starter else nodes.this_node(options.launch, options.world_size, place)
-    return node if node and node.nnodes == 1 else None
-
-
-def _be_a_rank(options: CreateOptions, place: ProcessInfo, verbose: bool) -> Created:
-    """Train as the rank that something else started.
-
-    A mistake is found by all ranks, as all have the same options; the first to say so speaks for all.
-    """
-    _check_outer(options, place)
-    place.export(os.environ)
-    worker.prepare_process()
-    from ckptools.cluster.rendezvous import meet_ranks
-
-    say = say_on_stderr if verbose else say_nothing
-    with meet_ranks(options.launch.timeout, place.counts, say=say) as meeting:
-        try:
-            agree(meeting, options, 1)
-            if meeting.number == 0:
-                _check(options, meeting.count, int(os.environ.get("LOCAL_WORLD_SIZE", meeting.count)))
-            from ckptools.training.rank import train_and_save
-
-            report = worker.say if verbose else say_nothing
-            return _done_together(meeting, options.out, lambda folder, _: train_and_save(options, folder, report))
-        except CkptoolsError as error:
-            if meeting.reported:
-                raise SystemExit(error.exit_code) from None
-            raise
-
-
-def _check_outer(options: CreateOptions, place: ProcessInfo) -> None:
-    """Refuse what contradicts the launcher that started this rank, and what it has left open."""
-    name = place.starter.name if place.starter else ""
-    started = place.number("WORLD_SIZE")
-    if started is not None and options.world_size not in (None, started):
-        text = f"--world-size is {options.world_size}, but {name} started {started} ranks; leave it out"
-        raise UsageError(None, text)
-    if place.missing:
-        raise UsageError(None, missing_variables(place.missing))
-    for word in ("launcher", "nnodes", "node_rank", "nproc_per_node", "rdzv_backend", "rdzv_id"):
-        if getattr(options.launch, word) is not None:
-            flag = f"--{word.replace('_', '-')}"
-            raise UsageError(None, f"{flag}: {name} has started the ranks already; leave it out")
-
-
-def _check(options: CreateOptions, world_size: int, nproc: int) -> None:
-    option_checks.check(options)
-    if options.damage:
-        damage.check(options, world_size, own_ranks=lone_node(options) is not None)
-    check_world_size(options, world_size)
-    option_checks.check_torch(options)
-    backend_chosen_here(options.hardware, nproc)
-    # What a run has saved before it was started again, or goes on from, is not in its way.
-    if not (restarts() or (options.several and options.resuming.goes_on_in(options.out))):
-        output.refuse_existing(options.out, options.force)
-
-
-def create_damaged(options: CreateOptions, verbose: bool) -> Created:
-    """Train for real, save a checkpoint, and damage it as `options.damage` says.
-
-    A stale rank's files are those of a real run that stopped one step earlier, a mixed-in rank's those of a real run
-    with the next seed. Both are trained first, into a folder that goes again, so that an interrupt leaves no
-    half-broken checkpoint behind.
-
-    Raises:
-        UsageError: the damage does not apply, or as `create`.
-    """
-    with tempfile.TemporaryDirectory(prefix="ckptools-") as scratch:
-        # Where something else starts ranks, all of them come here; `create` refuses then what takes another run.
-        node = lone_node(options)
-        runs = _other_runs(options, node.nproc, Path(scratch)) if node else {}
-        created = create(options, verbose)
-        if created.rank != 0:
-            return created
-        broken = damage.apply(created.first, options.damage, options.seed, runs)
-        nbytes = sum(path.stat().st_size for path in created.files if path.exists())
-        return dataclasses.replace(created, damage=broken, nbytes=nbytes)
-
-
-def _other_runs(options: CreateOptions, world_size: int, scratch: Path) -> dict[str, Path]:
-    """Train the runs that files are taken from; returns what to open of each."""
-    damage.check(options, world_size)
-    output.refuse_existing(options.out, options.force)
-    alike = dataclasses.replace(options, damage="", full=False)
-    others = {
-        "older run": dataclasses.replace(alike, out=scratch / "older", steps=options.steps - 1),
-        "another run": dataclasses.replace(alike, out=scratch / "another", seed=options.seed + 1),
-    }
-    return {name: create(others[name]).first for name in damage.other_runs(options.damage)}

@@ -1,4 +1,7 @@
-"""The options of `create`, a record for each subject. Plain data, free of torch."""
+"""The options of `create`, and which of them go together.
+
+Plain data, free of torch, so that a mistake is found before anything starts.
+"""
 
 from __future__ import annotations
 
@@ -7,138 +10,18 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
+from math import prod
 from pathlib import Path
 from string import Formatter
 from typing import Any
 
 from ckptools.cluster.environment import DEFAULT_PORT
 from ckptools.errors import UsageError
+from ckptools.model.regions import chunk
 from ckptools.option import option
-
-# -- file names by template, such as `{run_name}-ep{epoch}-ba{batch}-rank{rank}.pt` ------------------------------------
-# The template is a path below OUT. It names the file where a layout has one per rank, or one in all; else the folder.
-# `check` fills it in before training, for a world of 256 ranks on 16 nodes.
-
-
-FIELDS = ("run_name", "epoch", "batch", "rank", "local_rank", "node_rank", "world_size")
-
-OF_A_RANK = ("rank", "local_rank", "node_rank", "world_size")
-
-# What each layout's file, or its folder, is called; nothing where the files lie in OUT itself.
-NAMES: dict[str, str] = {
-    "composer": "ep{epoch}-ba{batch}-rank{rank}.pt",
-    "snapshot": "snapshot.pt",
-    "verl": "",
-    "dcp": "",
-    "composer-dcp": "ep{epoch}-ba{batch}",
-    "accelerate": "",
-    "lightning": "epoch={epoch}-step={batch}.ckpt",
-    "fabric": "step-{batch}.ckpt",
-    "torchtitan": "step-{batch}",
-    "olmo": "step{batch}",
-    "huggingface": "",
-}
-
-SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-MAX_PARTS = 4
-MAX_BYTES = 255  # of one name, on the file systems of Linux, macOS and Windows
-
-# `{batch:06d}`: zeros in front, so that names sort as numbers do.
-_FORMAT = re.compile(r"(0?\d{1,2})?d?")
-
-_NODES = _RANKS_PER_NODE = 16
-
-Values = Mapping[str, "int | str"]
-
-
-def name_of_any_rank(template: str, values: Values) -> str:
-    """Make a regular expression for what the template names on any rank of any world, with the other values as here."""
-    return "".join(
-        re.escape(text)
-        + (r"\d+" if field in OF_A_RANK else re.escape(f"{{{field}:{form}}}".format(**values)) if field else "")
-        for text, field, form, _ in Formatter().parse(template)
-    )
-
-
-def tells_step(template: str) -> bool:
-    """Whether checkpoints of two steps have different names."""
-    return any(field == "batch" for _, field, _, _ in Formatter().parse(template))
-
-
-def check_file_name(template: str, layout: str, one_writer: bool, run_name: str) -> None:
-    """Refuse a template by which files would lie on each other, or outside of OUT.
-
-    With `one_writer` only rank 0 writes, so that a rank in the name is not needed.
-
-    Raises:
-        UsageError: it is none, or does not fit the layout.
-    """
-    default = NAMES[layout]
-    try:
-        parsed = list(Formatter().parse(template))
-    except ValueError:
-        raise _error(template, "a brace without its other half; {{ and }} stand for braces") from None
-    for _, word, form, conversion in parsed:
-        if word is None:
-            continue
-        if word not in FIELDS:
-            raise _error(template, f"{{{word}}} is not known; choose from {', '.join(f'{{{f}}}' for f in FIELDS)}")
-        if conversion or (form and (word == "run_name" or not _FORMAT.fullmatch(form))):
-            raise _error(template, f"how {{{word}}} is to be written is not known; expected {{batch:06d}} or the like")
-    names = [template.format(**values) for values in _trial_world(run_name)]
-    name = names[-1]
-    if name.startswith("/"):
-        raise _error(template, "is an absolute path; expected one below OUT")
-    if name.count("/") >= MAX_PARTS:
-        raise _error(template, f"has more than {MAX_PARTS} parts")
-    for problem in filter(None, map(_part_problem, name.split("/"))):
-        raise _error(template, problem)
-    if "." in default and not names[0].endswith(SUFFIXES):
-        raise _error(template, f"names a file, expected {', '.join(SUFFIXES)} at its end")
-    if one_writer:
-        return
-    if "{rank}" in default and len(set(names)) < len(names):
-        raise _error(template, "two ranks would write one file; expected {rank} in it, or {node_rank} and {local_rank}")
-    if "{rank}" not in default and len(set(names)) > 1:
-        raise _error(template, f"all ranks write into one folder with --layout {layout}; expected no rank in its name")
-
-
-def check_run_name(name: str) -> None:
-    """Refuse a run name that is no part of a file name.
-
-    Raises:
-        UsageError: it has a slash in it, or is hidden, empty or too long.
-    """
-    if "/" in name or (problem := _part_problem(name)):
-        problem = "has a / in it" if "/" in name else problem
-        raise UsageError(None, f"--run-name {name!r}: {problem}; expected one part of a file name")
-
-
-def _error(template: str, text: str) -> UsageError:
-    return UsageError(None, f"--name {template!r}: {text}")
-
-
-def _part_problem(part: str) -> str | None:
-    """The fault of one part of a path; None for none."""
-    if not part:
-        return "has an empty part"
-    if part == "..":
-        return "leads out of OUT by .."
-    if part.startswith("."):
-        return f"{part} would be hidden"
-    if not part.isprintable() or "\\" in part:
-        return "has a backslash or a character that cannot be printed"
-    return f"has a part of more than {MAX_BYTES} bytes" if len(part.encode()) > MAX_BYTES else None
-
-
-def _trial_world(run_name: str) -> Iterator[dict[str, int | str]]:
-    """Yield what every rank of a large world would fill in."""
-    world_size = _NODES * _RANKS_PER_NODE
-    for rank in range(world_size):
-        node_rank, local_rank = divmod(rank, _RANKS_PER_NODE)
-        own = {"rank": rank, "local_rank": local_rank, "node_rank": node_rank}
-        yield {"run_name": run_name, "epoch": 0, "batch": 1, **own, "world_size": world_size}
-
+from ckptools.text import parse_bytes
+from ckptools.training.output import FULL_STATE
 
 # -- the options -------------------------------------------------------------------------------------------------------
 
@@ -165,10 +48,25 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "huggingface": STRATEGIES,
 }
 
+# What each layout's file, or its folder, is called; nothing where the files lie in OUT itself.
+NAMES: dict[str, str] = {
+    "composer": "ep{epoch}-ba{batch}-rank{rank}.pt",
+    "snapshot": "snapshot.pt",
+    "verl": "",
+    "dcp": "",
+    "composer-dcp": "ep{epoch}-ba{batch}",
+    "accelerate": "",
+    "lightning": "epoch={epoch}-step={batch}.ckpt",
+    "fabric": "step-{batch}.ckpt",
+    "torchtitan": "step-{batch}",
+    "olmo": "step{batch}",
+    "huggingface": "",
+}
+
 LOADS = ("each", "broadcast")
 LAUNCHERS = ("elastic", "spawn")
 
-BACKENDS = ("gloo", "nccl", "mpi")
+BACKENDS = ("gloo", "nccl")
 DEVICES = ("cpu", "cuda")
 
 
@@ -285,12 +183,6 @@ class LaunchOptions:
         None, "Passed by torch.distributed.launch.", flag="--local-rank --local_rank", hidden=True
     )
 
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Ranks of each node, by node rank; empty where `nproc_per_node` is no list, or c10d makes other node ranks."""
-        parts = (self.nproc_per_node or "").split(",")
-        return tuple(map(int, parts)) if len(parts) > 1 and self.rdzv_backend != "c10d" else ()
-
 
 @dataclass(frozen=True)
 class BackendOptions:
@@ -349,6 +241,14 @@ class CreateOptions:
         return dataclasses.replace(self, parallel=parallel, size=size)
 
 
+def flat(record: Any) -> dict[str, Any]:
+    """Return every option of a record, and of the records in it, by name."""
+    found: dict[str, Any] = {}
+    for name, value in vars(record).items():
+        found |= flat(value) if dataclasses.is_dataclass(value) else {name: value}
+    return found
+
+
 def run_name(options: CreateOptions, world_size: int) -> str:
     """Name the run as was asked for, or after what it is."""
     return options.files.run_name or f"{options.strategy}-{world_size}-ranks"
@@ -365,3 +265,327 @@ def from_json(text: str) -> CreateOptions:
     records: dict[str, Any] = {known.name: known.default_factory for known in dataclasses.fields(CreateOptions)}
     found = {name: records[name](**value) if isinstance(value, dict) else value for name, value in fields.items()}
     return CreateOptions(**found | {"out": Path(fields["out"])})
+
+
+# -- which options go together -----------------------------------------------------------------------------------------
+
+
+WORDS: dict[str, tuple[str, ...]] = {
+    "strategy": STRATEGIES,
+    "layout": tuple(LAYOUTS),
+    "optimizer": OPTIMIZERS,
+    "scheduler": SCHEDULERS,
+    "sharding": ("full", "grad-op", "hybrid"),
+    "state_dict_type": ("sharded", "local", "full"),
+    "precision": ("fp32", "bf16"),
+    "files_per_rank": ("one", "several"),
+    "items": ("torch", "safetensors"),
+    "load": LOADS,
+    "launcher": LAUNCHERS,
+    "rdzv_backend": ("static", "c10d"),
+    "world_size_from": ("env", "argument"),
+    "backend": ("auto", *BACKENDS),
+    "device": ("auto", *DEVICES),
+}
+"""All that an option may be."""
+
+LEAST = {
+    **dict.fromkeys(("vocab", "width", "layers", "heads", "context", "steps", "batch", "world_size"), 1),
+    **dict.fromkeys(("tensor_parallel", "replicas", "save_every", "nnodes"), 1),
+    **dict.fromkeys(("experts", "max_restarts"), 0),
+}
+"""The smallest number that an option may be."""
+
+FSDP1, DCP, HUGGING_FACE = ("fsdp1",), ("dcp", "torchtitan", "olmo"), ("huggingface",)
+WITH_TENSOR_PARALLEL = ("tp", "fsdp2-tp", "hsdp-tp")
+
+NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "sharding": {"strategy": FSDP1},
+    "use_orig_params": {"strategy": FSDP1},
+    "state_dict_type": {"strategy": FSDP1, "layout": ("composer", "accelerate")},
+    "dtensor": {"strategy": FSDP1},
+    "precision": {"strategy": ("ddp", "fsdp1", "fsdp2", "hsdp", "fsdp2-tp", "hsdp-tp")},
+    "tensor_parallel": {"strategy": WITH_TENSOR_PARALLEL},
+    "replicas": {"strategy": ("fsdp1", "hsdp", "hsdp-tp")},
+    "files_per_rank": {"layout": DCP},
+    "items": {"layout": ("dcp",)},
+    "async_save": {"layout": DCP},
+    "save_distributed": {"layout": HUGGING_FACE},
+    "consolidated": {"layout": HUGGING_FACE, "save_distributed": (True,)},
+    "max_shard_size": {"layout": HUGGING_FACE},
+    "max_restarts": {"launcher": ("elastic", None)},
+}
+"""What an option goes with, wherever it is not its default: other options, and the values of each."""
+
+
+def check_options(options: CreateOptions) -> None:
+    """Refuse what does not fit together, whatever the number of ranks.
+
+    Raises:
+        UsageError: an unknown word, a number out of range, an option that goes with another.
+    """
+    given = flat(options)
+    for name, value in given.items():
+        if value is not None and value not in WORDS.get(name, (value,)):
+            raise UsageError(None, f"{_flag(name)} {value} is not known; choose from {', '.join(WORDS[name])}")
+        if value is not None and name in LEAST and value < LEAST[name]:
+            raise UsageError(None, f"{_flag(name)} is {value}, must be at least {LEAST[name]}")
+    defaults = flat(CreateOptions(options.out))
+    for name, needs in NEEDS.items():
+        for other, fitting in needs.items():
+            if given[name] != defaults[name] and given[other] not in fitting:
+                raise UsageError(None, _needed(name, given[name], other, fitting, given[other]))
+    _check_strategy(options)
+    _check_files(options)
+    _check_resuming(options)
+    size, launch = options.size, options.launch
+    if not 0 <= size.dropout < 1:
+        raise UsageError(None, f"--dropout is {size.dropout}, must be at least 0 and below 1")
+    if size.width % size.heads:
+        raise UsageError(None, f"--width {size.width} does not divide by --heads {size.heads}")
+    if launch.master_port is not None and not 0 < launch.master_port < 2**16:
+        raise UsageError(None, f"--master-port is {launch.master_port}, must be from 1 to 65535")
+    if not launch.timeout > 0:
+        raise UsageError(None, f"--timeout is {launch.timeout:g}, must be more than 0 seconds")
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _needed(name: str, value: Any, other: str, fitting: tuple[Any, ...], found: Any) -> str:
+    own = f"--no{_flag(name)[1:]}" if value is False else _flag(name)
+    if fitting == (True,):
+        return f"{own} goes with {_flag(other)}"
+    return f"{own} goes with {_flag(other)} {', '.join(filter(None, fitting))}, not {found}"
+
+
+def _check_strategy(options: CreateOptions) -> None:
+    parallel, strategy = options.parallel, options.strategy
+    if strategy not in LAYOUTS[options.layout]:
+        fitting = [name for name, strategies in LAYOUTS.items() if strategy in strategies]
+        text = f"--layout {options.layout} is not written with --strategy {strategy}"
+        raise UsageError(None, f"{text}; with {strategy} choose from {', '.join(fitting)}")
+    # These torch refuses on some ranks only, while the others wait for them.
+    if parallel.state_dict_type == "local" and parallel.dtensor:
+        raise UsageError(None, "--state-dict-type local does not go with --dtensor: flat pieces are no DTensors")
+    if parallel.state_dict_type == "local" and parallel.sharding == "hybrid":
+        text = "--state-dict-type local does not go with --sharding hybrid: torch writes it for one group of all ranks"
+        raise UsageError(None, f"{text}; choose --state-dict-type sharded or full")
+    if strategy == "fsdp1" and parallel.sharding != "hybrid" and parallel.replicas != ParallelOptions.replicas:
+        raise UsageError(None, f"--replicas goes with --sharding hybrid, not {parallel.sharding}")
+
+
+def _check_files(options: CreateOptions) -> None:
+    files = options.files
+    name = files.run_name
+    fault = None if name is None else "has a / in it" if "/" in name else _part_fault(name)
+    if fault:
+        raise UsageError(None, f"--run-name {name!r}: {fault}; expected one part of a file name")
+    if files.max_shard_size is not None and parse_bytes(files.max_shard_size) is None:
+        raise UsageError(None, f"--max-shard-size {files.max_shard_size}: expected a size such as 5GB or 500MiB")
+    if files.name == FULL_STATE:
+        raise UsageError(None, f"--name {FULL_STATE}: this is what --full writes; expected another name")
+    if files.name is not None:
+        one_writer = options.one_rank_has_all and options.layout in ("composer", "snapshot")
+        check_file_name(files.name, options.layout, one_writer, run_name(options, 1))
+
+
+def _check_resuming(options: CreateOptions) -> None:
+    resuming = options.resuming
+    if resuming.resume is not None and not Path(resuming.resume).exists():
+        raise UsageError(Path(resuming.resume), "no such file or folder to go on from")
+    rank, step = resuming.killed or (0, 1)
+    if options.world_size is not None and rank >= options.world_size:
+        raise UsageError(
+            None, f"--kill {resuming.kill}: there is no rank {rank} of {options.world_size}, counted from 0"
+        )
+    if not 1 <= step <= options.steps:
+        raise UsageError(None, f"--kill {resuming.kill}: there is no step {step}; --steps is {options.steps}")
+
+
+def check_torch(options: CreateOptions) -> None:
+    """Refuse what this torch cannot do yet; imports torch.
+
+    Raises:
+        UsageError: what needs a later one.
+    """
+    import torch
+
+    later = f"needs a later torch than {torch.__version__}"
+    # Up to 2.6 FSDP2 asks for streams, which a CPU does not have.
+    if options.strategy in ("fsdp2", "hsdp", "fsdp2-tp", "hsdp-tp") and not hasattr(torch.cpu.Stream, "record_event"):
+        raise UsageError(None, f"--strategy {options.strategy} on a CPU {later}; fsdp1 and ddp do not")
+    if options.files.items == "torch" and not options.files.save_distributed:
+        return
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint import filesystem
+
+    if options.files.items == "safetensors" and not hasattr(filesystem, "SerializationFormat"):
+        raise UsageError(None, f"--items safetensors {later}; --items torch does not")
+    writer = getattr(checkpoint, "HuggingFaceStorageWriter", None)
+    if options.files.save_distributed and (writer is None or "save_distributed" not in signature(writer).parameters):
+        raise UsageError(None, f"--save-distributed {later}; without it rank 0 writes")
+
+
+# -- which numbers of ranks a strategy takes ---------------------------------------------------------------------------
+
+
+def check_world_size(options: CreateOptions, world_size: int) -> None:
+    """Refuse a world that does not divide into the groups that the strategy makes.
+
+    Raises:
+        UsageError: it does not.
+    """
+    for fault in _world_faults(options, world_size):
+        raise UsageError(None, fault)
+
+
+def _world_faults(options: CreateOptions, world_size: int) -> Iterator[str]:
+    strategy, parallel, size = options.strategy, options.parallel, options.size
+    cuts, replicas, experts = parallel.tensor_parallel, parallel.replicas, size.experts
+    twice = strategy in ("fsdp2-tp", "hsdp-tp")
+    if strategy == "tp" and cuts not in (None, world_size):
+        yield (
+            f"--strategy tp cuts over all {world_size} ranks, not over --tensor-parallel {cuts}; "
+            "groups of fewer ranks than there are come with --strategy fsdp2-tp"
+        )
+    if strategy in WITH_TENSOR_PARALLEL:
+        ranks = parallel.tensor_parallel_size if twice else world_size
+        # Some rank may have an empty part, but torch's optimizers take no matrix with fewer rows than ranks.
+        for name, rows in {"width": size.width, "vocab": size.vocab}.items():
+            if rows < ranks:
+                yield f"--{name} {rows} cannot be cut over {ranks} ranks; try --{name} {ranks} or more"
+        if experts:
+            yield f"--strategy {strategy} cuts perceptrons, not --experts; leave them out, or take --strategy moe"
+    if strategy == "pipeline":
+        # The last stage has the head, so that it may go without a block; every other needs one.
+        if world_size > size.layers + 1:
+            stages = f"--strategy pipeline has {world_size} stages for {size.layers} blocks"
+            yield f"{stages}; try --layers {world_size - 1} or more"
+        if parallel.microbatches < 1 or options.batch % parallel.microbatches:
+            yield f"--batch {options.batch} does not divide into --microbatches {parallel.microbatches}"
+    if strategy == "moe" and experts % world_size:
+        fitting = -(-experts // world_size) * world_size
+        yield f"--experts {experts} does not divide by {world_size} ranks; try --experts {fitting}"
+    groups = {"tensor-parallel": parallel.tensor_parallel_size} if twice else {}
+    if strategy in ("hsdp", "hsdp-tp") or parallel.sharding == "hybrid":
+        groups["replicas"] = replicas
+    group = prod(groups.values())
+    if world_size % group:
+        words = " times ".join(f"--{name} {number}" for name, number in groups.items())
+        fitting = -(-world_size // group) * group
+        yield f"--world-size {world_size} does not divide by {words}; try --world-size {fitting}"
+    if twice:
+        yield from _faults_of_two_cuts(options, world_size // group)
+    if parallel.sharding == "hybrid" and replicas == world_size > 1:
+        # FSDP1 turns to NO_SHARD then, in a group of one rank, and the replicas drift apart.
+        yield (
+            f"--sharding hybrid with --replicas {world_size} leaves one rank to each replica, and FSDP1 then averages "
+            f"no gradients; try --world-size {2 * world_size}, or --strategy hsdp"
+        )
+
+
+def _faults_of_two_cuts(options: CreateOptions, shards: int) -> Iterator[str]:
+    """Rows that tensor parallel cuts and FSDP2 cuts again must lie as DTensor says of them (torch 2.13).
+
+    A DTensor's placements say: take your part of each tensor-parallel piece, one after the other, and cut all of that
+    over the tensor-parallel ranks. Where pieces are uneven, that is not always the part that FSDP2 has given a rank.
+    """
+    cuts, size = options.parallel.tensor_parallel_size, options.size
+    for name, value, rows in (
+        ("vocab", size.vocab, size.vocab),
+        ("width", size.width, 3 * size.width),
+        ("width", size.width, 4 * size.width + 1),
+    ):
+        for shard in range(shards):
+            pieces = [chunk(chunk(rows, cuts, cut)[1], shards, shard)[1] for cut in range(cuts)]
+            if pieces != [chunk(sum(pieces), cuts, cut)[1] for cut in range(cuts)]:
+                yield (
+                    f"--strategy {options.strategy} with --{name} {value}: torch's DTensor does not describe {rows} "
+                    f"rows that {cuts} ranks cut and {shards} ranks cut again; try another --{name} or --world-size"
+                )
+
+
+# -- file names by template, such as `{run_name}-ep{epoch}-ba{batch}-rank{rank}.pt` ------------------------------------
+# The template is a path below OUT. It names the file where a layout has one per rank, or one in all; else the folder.
+
+
+OF_A_RANK = ("rank", "local_rank", "node_rank", "world_size")
+FIELDS = ("run_name", "epoch", "batch", *OF_A_RANK)
+
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+MAX_PARTS = 4
+MAX_BYTES = 255  # of one name, on the file systems of Linux, macOS and Windows
+
+# `{batch:06d}`: zeros in front, so that names sort as numbers do.
+_FORMAT = re.compile(r"(0?\d{1,2})?d?")
+
+
+def name_of_any_rank(template: str, values: Mapping[str, int | str]) -> str:
+    """Make a regular expression for what the template names on any rank of any world, with the other values as here."""
+    return "".join(
+        re.escape(text)
+        + (r"\d+" if field in OF_A_RANK else re.escape(f"{{{field}:{form}}}".format(**values)) if field else "")
+        for text, field, form, _ in Formatter().parse(template)
+    )
+
+
+def tells_step(template: str) -> bool:
+    """Whether checkpoints of two steps have different names."""
+    return any(field == "batch" for _, field, _, _ in Formatter().parse(template))
+
+
+def check_file_name(template: str, layout: str, one_writer: bool, run_name: str) -> None:
+    """Refuse a template by which files would lie on each other, or outside of OUT.
+
+    With `one_writer` only rank 0 writes, so that a rank in the name is not needed.
+
+    Raises:
+        UsageError: it is none, or does not fit the layout.
+    """
+    for fault in _name_faults(template, layout, one_writer, run_name):
+        raise UsageError(None, f"--name {template!r}: {fault}")
+
+
+def _name_faults(template: str, layout: str, one_writer: bool, run_name: str) -> Iterator[str]:
+    try:
+        parsed = list(Formatter().parse(template))
+    except ValueError:
+        yield "a brace without its other half; {{ and }} stand for braces"
+        return
+    for _, word, form, conversion in parsed:
+        if word is not None and word not in FIELDS:
+            yield f"{{{word}}} is not known; choose from {', '.join(f'{{{field}}}' for field in FIELDS)}"
+        if word and (conversion or (form and (word == "run_name" or not _FORMAT.fullmatch(form)))):
+            yield f"how {{{word}}} is to be written is not known; expected {{batch:06d}} or the like"
+    # Filled in as every rank of a large world would: 16 on each of 16 nodes.
+    common = {"run_name": run_name, "epoch": 0, "batch": 1, "world_size": 256}
+    ranks = [{"rank": rank, "node_rank": rank // 16, "local_rank": rank % 16} for rank in range(256)]
+    names = [template.format(**common, **rank) for rank in ranks]
+    parts = names[-1].split("/")
+    if names[-1].startswith("/"):
+        yield "is an absolute path; expected one below OUT"
+    if len(parts) > MAX_PARTS:
+        yield f"has more than {MAX_PARTS} parts"
+    yield from filter(None, map(_part_fault, parts))
+    default = NAMES[layout]
+    if "." in default and not names[0].endswith(SUFFIXES):
+        yield f"names a file, expected {', '.join(SUFFIXES)} at its end"
+    if "{rank}" in default and len(set(names)) < len(names) and not one_writer:
+        yield "two ranks would write one file; expected {rank} in it, or {node_rank} and {local_rank}"
+    if "{rank}" not in default and len(set(names)) > 1 and not one_writer:
+        yield f"all ranks write into one folder with --layout {layout}; expected no rank in its name"
+
+
+def _part_fault(part: str) -> str | None:
+    """The fault of one part of a path; None for none."""
+    if not part:
+        return "has an empty part"
+    if part == "..":
+        return "leads out of OUT by .."
+    if part.startswith("."):
+        return f"{part} would be hidden"
+    if not part.isprintable() or "\\" in part:
+        return "has a backslash or a character that cannot be printed"
+    return f"has a part of more than {MAX_BYTES} bytes" if len(part.encode()) > MAX_BYTES else None

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ckptools.errors import OutputExistsError, UsageError, WriteError
+from ckptools.errors import OutputExistsError, UsageError
 from ckptools.files.partial_files import sync_folder
 
 if TYPE_CHECKING:
@@ -118,30 +118,19 @@ def _files(folder: Path, depth: int) -> Iterator[Path]:
             yield from _files(path, depth - 1)
 
 
-def partial_folder(out: Path, run_id: str) -> Path:
-    """Name the hidden folder in which the files of one run grow."""
-    return out / f"{PARTIAL}{re.sub(r'[^0-9A-Za-z]', '-', run_id)}"
-
-
 @contextmanager
-def open_partial_folder(out: Path, run_id: str) -> Iterator[Path]:
-    """Make the hidden folder, and remove it whatever happens; an `out` that this made and is empty goes too.
+def partial_folder(out: Path, run_id: str) -> Iterator[Path]:
+    """Name the hidden folder in which the files of a run grow, and remove it whatever happens.
 
-    Raises:
-        WriteError: the folder cannot be made.
+    The launchers of all nodes do so; rank 0 makes it. An `out` that was not there before and is empty goes too.
     """
-    made = not out.exists()
-    partial = partial_folder(out, run_id)
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    except OSError as error:
-        raise WriteError(out, f"cannot be made: {(error.strerror or '').lower()}") from error
+    known = out.exists()
+    partial = out / f"{PARTIAL}{re.sub(r'[^0-9A-Za-z]', '-', run_id)}"
     try:
         yield partial
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        if made:
+        if not known:
             with suppress(OSError):
                 out.rmdir()
 

@@ -1,11 +1,17 @@
-"""One rank of a run: join the others, train, save, answer."""
+"""One rank of a run: join the others, agree with them, train, save, answer."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import shutil
+import sys
+import time
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -14,78 +20,149 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from ckptools.cluster.environment import NEEDED, missing_variables, restarts
-from ckptools.cluster.waiting import Say, say_nothing
-from ckptools.errors import UsageError, WriteError
+from ckptools.cluster.environment import NEEDED, restarts
+from ckptools.errors import RendezvousError, UsageError, WriteError
 from ckptools.text import first_line
-from ckptools.training import layouts, output
-from ckptools.training.option_checks import backend_chosen_here
-from ckptools.training.options import CreateOptions, tells_step
+from ckptools.training import backends, layouts, output
+from ckptools.training.launch import check
+from ckptools.training.options import CreateOptions, LaunchOptions, flat, tells_step
 from ckptools.training.output import Created
-from ckptools.training.resuming import remember, resume, to_go_on_from
-from ckptools.training.run import Run, of_any_rank, prepare, quiet, save_full_state, train
+from ckptools.training.resuming import SAVED, remember, resume, to_go_on_from
+from ckptools.training.run import Run, Say, made_by_rank_0, of_any_rank, prepare, quiet, save_full_state, train
+
+
+def say(line: str) -> None:
+    """Write a line to stdout at once, also into a pipe."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def say_nothing(_: str) -> None:
+    """Print nothing."""
+
+
+# -- the process group -------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def process_group(options: CreateOptions) -> Iterator[None]:
-    """Join the group that the environment describes; one that is there already is used and left alone."""
-    if dist.is_initialized():
-        yield
-        return
-    join(options)
+def in_group(options: CreateOptions) -> Iterator[None]:
+    """Be in the process group of the run that the environment describes; a collective.
+
+    Raises:
+        RendezvousError: other ranks did not come, or the connection to one was lost.
+    """
+    backend = backends.chosen_here(options.hardware).group
+    try:
+        _join(backend, options)
+    except RuntimeError as error:
+        text = f"rank {os.environ['RANK']} did not meet the others: {first_line(error)}"
+        raise RendezvousError(None, text) from error
     try:
         yield
+    except RuntimeError as error:
+        if not _is_lost(error):
+            raise
+        text = "lost the connection to another rank, which ended first; its node says why"
+        raise RendezvousError(None, f"rank {dist.get_rank()} {text}") from error
     finally:
         dist.destroy_process_group()
 
 
-def join(options: CreateOptions) -> None:
-    """Initialize the process group, at the address and by the numbers that the environment says.
+def _is_lost(error: BaseException) -> bool:
+    """Whether a collective failed because another rank had gone; gloo has no class for it."""
+    return isinstance(error, dist.DistError) or "/gloo/" in str(error)
 
-    torch reads them there itself, or is given them: `--world-size-from`. MPI knows them without either.
 
-    Raises:
-        UsageError: a variable is missing.
+def _join(backend: str, options: CreateOptions) -> None:
+    """Initialize the process group at the address and by the numbers of the environment.
+
+    torch reads the numbers there itself, or is given them: `--world-size-from`.
     """
-    backend = backend_chosen_here(options.hardware).group
-    missing = [name for name in NEEDED if name not in os.environ]
-    if backend == "mpi":
-        dist.init_process_group(backend)
-    elif missing:
-        raise UsageError(None, missing_variables(missing))
-    elif options.launch.world_size_from == "env":
-        _join_at(backend, "env://")
-    else:
-        rank, world_size, address, port = (os.environ[name] for name in NEEDED)
+    rank, world_size, address, port = (os.environ[name] for name in NEEDED)
+    url, timeout = "env://", timedelta(seconds=options.launch.timeout)
+    numbers: tuple[int, ...] = ()
+    if options.launch.world_size_from == "argument":
         host = f"[{address}]" if ":" in address else address
-        _join_at(backend, f"tcp://{host}:{port}", int(rank), int(world_size))
-
-
-def _join_at(backend: str, url: str, *numbers: int) -> None:
-    """Initialize the process group with a store of this start's own.
-
-    torch's launcher keeps its store when it starts all ranks again, and with it the addresses of those that died.
-    """
-    store, rank, world_size = next(rendezvous(url, *numbers))
+        url, numbers = f"tcp://{host}:{port}", (int(rank), int(world_size))
+    store, _, _ = next(rendezvous(url, *numbers, timeout=timeout))
+    # torch's launcher keeps its store when it starts all ranks again, and with it the addresses of those that died.
     store = PrefixStore(f"start-{restarts()}", store)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    # A store that the launcher hosts waits for nobody.
+    store.set(f"came-{rank}", "")
+    store.wait([f"came-{number}" for number in range(int(world_size))], timeout)
+    dist.init_process_group(backend, store=store, rank=int(rank), world_size=int(world_size))
 
 
-def train_and_save(options: CreateOptions, partial: Path, report: Say) -> Created:
-    """Train with the other ranks and save; every rank returns the same answer, but for `rank`.
+# -- what the ranks do together ----------------------------------------------------------------------------------------
 
-    Rank 0's caller has made the folder `partial` for files in the making, and removes it. Rank 0 alone reports.
+
+def train_and_save(options: CreateOptions, partial: Path | None, report: Say) -> Created:
+    """Train with the other ranks of the group and save; every rank returns the same answer, but for `rank`.
+
+    `partial` is the folder for files in the making, which the launcher has made and removes; of ranks without one of
+    ours rank 0 does. Rank 0 alone reports.
 
     Raises:
+        UsageError: the options do not go together, on any rank, or differ.
         WriteError: a file could not be written.
     """
     # The order in which threads add up floats would be chance; ranks are parallel enough.
     torch.set_num_threads(1)
-    with quiet(), process_group(options):
-        return _in_the_group(options, partial, report if dist.get_rank() == 0 else say_nothing)
+    with quiet(), ExitStack() as stack:
+        _agree(options)
+        nproc = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
+        made_by_rank_0(lambda: check(options, dist.get_world_size(), nproc))
+        if partial is None:
+            # Other nodes may call the same folder OUT by another path.
+            named = output.partial_folder(options.out, uuid.uuid4().hex)
+            partial = options.out / made_by_rank_0(lambda: stack.enter_context(named).name)
+        made_by_rank_0(lambda: _make(options.out, partial))
+        _see(options.out, partial)
+        return _train_and_save(options, partial, report if dist.get_rank() == 0 else say_nothing)
 
 
-def _in_the_group(options: CreateOptions, partial: Path, say: Say) -> Created:
+def _agree(options: CreateOptions) -> None:
+    """Refuse options that differ between ranks; a folder may be mounted elsewhere, and nodes have their own ranks."""
+    common = dataclasses.replace(options, out=Path(), launch=LaunchOptions())
+    everyone: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(everyone, json.dumps(flat(common), default=str))
+    said = [json.loads(text) for text in everyone]
+    for rank, other in enumerate(said):
+        for name, value in said[0].items():
+            if other[name] != value:
+                text = f"--{name.replace('_', '-')} is {value} on rank 0, but {other[name]} on rank {rank}"
+                raise UsageError(None, f"{text}; give all the same")
+    if options.world_size not in (None, len(said)):
+        text = f"--world-size is {options.world_size}, but the nodes start {len(said)} ranks; leave one of them out"
+        raise UsageError(None, text)
+
+
+def _make(out: Path, partial: Path) -> None:
+    """Make the folder for files in the making; one that an earlier start has made keeps its list of checkpoints."""
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        (partial / SAVED).open("a" if restarts() else "w").close()
+    except OSError as error:
+        raise WriteError(out, f"cannot be made: {(error.strerror or '').lower()}") from error
+
+
+# Seconds after which a network file system shows a new file to every node.
+_SEEN_WITHIN = 5.0
+
+
+def _see(out: Path, partial: Path) -> None:
+    """Check that all ranks see the folder that rank 0 has made; a collective."""
+    deadline = time.monotonic() + _SEEN_WITHIN
+    while not (partial / SAVED).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    seen: list[bool] = [False] * dist.get_world_size()
+    dist.all_gather_object(seen, (partial / SAVED).exists())
+    if not all(seen):
+        text = f"on rank {seen.index(False)} is not the folder that rank 0 writes to; give one that all nodes share"
+        raise WriteError(out, text)
+
+
+def _train_and_save(options: CreateOptions, partial: Path, say: Say) -> Created:
     """Train and save, and let the model go while the group is there.
 
     The last to go would otherwise be DDP's reducer, which ends gloo's threads without letting go of Python's lock, for
@@ -101,28 +178,29 @@ def _in_the_group(options: CreateOptions, partial: Path, say: Say) -> Created:
 
 
 def _save(run: Run, partial: Path) -> Created:
-    out, growing = run.options.out, partial / "growing"
-    files: list[tuple[Path, ...]] = [()]
+    growing = partial / "growing"
+
+    def begin() -> None:
+        # What lies in it is of a save that was not finished.
+        shutil.rmtree(growing, ignore_errors=True)
+        growing.mkdir()
+
     try:
-        if dist.get_rank() == 0:
-            # What lies in it is of a save that was not finished.
-            shutil.rmtree(growing, ignore_errors=True)
-            growing.mkdir()
-        dist.barrier()
+        made_by_rank_0(begin)
         layouts.SAVE[run.options.layout](run, _folder(run, growing))
         if run.options.full and run.step == run.options.steps:
             save_full_state(run, growing)
         dist.barrier()
-        if dist.get_rank() == 0:
-            files = [_publish(run, growing, partial)]
+        files = made_by_rank_0(lambda: _publish(run, growing, partial))
     except (OSError, RuntimeError, CheckpointException) as error:
+        if _is_lost(error):
+            raise
         # torch reports a full disk as a RuntimeError.
-        raise WriteError(out, f"could not be written: {first_line(error)}") from error
-    dist.broadcast_object_list(files)
+        raise WriteError(run.options.out, f"could not be written: {first_line(error)}") from error
     # No rank closes its connections before all ranks have the answer.
     dist.barrier()
-    nbytes = sum(path.stat().st_size for path in files[0])
-    return Created(out, files[0], tuple(run.losses), dist.get_world_size(), nbytes, dist.get_rank())
+    nbytes = sum(path.stat().st_size for path in files)
+    return Created(run.options.out, files, tuple(run.losses), dist.get_world_size(), nbytes, dist.get_rank())
 
 
 def _publish(run: Run, growing: Path, partial: Path) -> tuple[Path, ...]:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial as given
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,7 +35,6 @@ from torch.futures import Future
 
 from ckptools import api
 from ckptools.cluster.environment import restarts
-from ckptools.cluster.waiting import Say
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UsageError
 from ckptools.files.opening import path_of
 from ckptools.formats.open import open_checkpoint
@@ -61,7 +60,7 @@ from ckptools.training.model import (
 )
 from ckptools.training.options import OPTIMIZERS, CreateOptions
 from ckptools.training.output import FULL_STATE, opened_by
-from ckptools.training.run import Run
+from ckptools.training.run import Run, Say, made_by_rank_0
 
 if TYPE_CHECKING:
     from ckptools.training_state.optimizers import Optimizer
@@ -83,18 +82,7 @@ def here(saved: Saved) -> Saved:
 
 def sent_by_rank_0(saved: Saved) -> Saved:
     """Let rank 0 read a whole tensor and send it to all; a collective."""
-    if isinstance(saved, Tensor):
-        return saved
-    sent: list[Tensor | CkptoolsError] = [torch.empty(0)]
-    if dist.get_rank() == 0:
-        try:
-            sent = [saved.load()]
-        except CkptoolsError as error:  # The others wait for an answer.
-            sent = [error]
-    dist.broadcast_object_list(sent)
-    if isinstance(sent[0], CkptoolsError):
-        raise sent[0]
-    return sent[0]
+    return saved if isinstance(saved, Tensor) else made_by_rank_0(saved.load)
 
 
 class OpenedReader(StorageReader):
@@ -314,8 +302,6 @@ def _plain(value: Any) -> Any:
 # on from; and links are followed, for they are the user's own.
 
 
-T = TypeVar("T")
-
 # What the state of each schedule has and no other's.
 SCHEDULERS = {"cosine": "T_max", "lambda": "lr_lambdas"}
 
@@ -334,20 +320,13 @@ def resume(run: Run, paths: list[Path], report: Say) -> None:
     # The model before it was spread, without values: what it is called, how large it is and in which order.
     with torch.device("meta"):
         model = Transformer(run.options.size)
-    path = _made_by_rank_0(lambda: _chosen(paths, model, report))
+    path = made_by_rank_0(lambda: _chosen(paths, model, report))
     each = run.options.resuming.load == "each"
-    saved = _open(run, model, path) if each else _made_by_rank_0(lambda: _open(run, model, path))
+    saved = _open(run, model, path) if each else made_by_rank_0(lambda: _open(run, model, path))
     _refuse_another(run, model, saved)
     _restore(run, saved)
     for line in _summary(run, saved):
         report(line)
-
-
-def _made_by_rank_0(make: Callable[[], T]) -> T:
-    """Let rank 0 make something for all ranks."""
-    made = [make() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(made)
-    return cast("T", made[0])
 
 
 def _chosen(paths: list[Path], model: Transformer, report: Say) -> Path:
@@ -470,8 +449,8 @@ def to_go_on_from(options: CreateOptions, partial: Path) -> list[Path]:
     something else was there already.
     """
     if restarts() > 0:
-        if (partial / SAVED).exists():
-            return [Path(line) for line in (partial / SAVED).read_text().splitlines()]
+        if saved := (partial / SAVED).read_text().splitlines():
+            return list(map(Path, saved))
         with suppress(ReadError):
             return [] if options.force else found_at(options.out)
     path = options.resuming.resume

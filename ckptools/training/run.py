@@ -21,7 +21,7 @@ from functools import partial
 from itertools import islice
 from math import prod
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -31,9 +31,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.profiler import ProfilerActivity, profile
 
 from ckptools.cluster.environment import restarts
-from ckptools.cluster.waiting import Say
+from ckptools.errors import CkptoolsError
 from ckptools.text import plural
-from ckptools.training import option_checks, strategies
+from ckptools.training import backends, strategies
+from ckptools.training.backends import Chosen
 from ckptools.training.model import (
     Loader,
     Position,
@@ -47,10 +48,14 @@ from ckptools.training.model import (
     seed_all,
     with_noise,
 )
-from ckptools.training.option_checks import Chosen
 from ckptools.training.options import CreateOptions, name_of_any_rank, run_name
 from ckptools.training.output import FULL_STATE
 from ckptools.training.strategies import Strategy
+
+T = TypeVar("T")
+
+Say = Callable[[str], None]
+"""Takes a line for the user."""
 
 
 @dataclass
@@ -125,8 +130,8 @@ def train(run: Run, report: Say, save: Callable[[Run], None]) -> None:
 def prepare(options: CreateOptions, report: Say) -> Run:
     """Build the model and spread it; the run is at its start."""
     torch.manual_seed(options.seed)
-    hardware = option_checks.backend_chosen_here(options.hardware)
-    device = option_checks.own_device(hardware)
+    hardware = backends.chosen_here(options.hardware)
+    device = backends.own_device(hardware)
     # Made on the CPU, so that it begins with the same weights everywhere.
     model = Transformer(options.size).to(device)
     count = sum(param.numel() for param in model.parameters())
@@ -175,6 +180,20 @@ def _mean_over_ranks(value: Tensor) -> float:
     mean = value / dist.get_world_size()
     dist.all_reduce(mean)
     return mean.item()
+
+
+def made_by_rank_0(make: Callable[[], T]) -> T:
+    """Let rank 0 make something for all ranks, or raise an error on all of them; a collective."""
+    made: list[T | CkptoolsError | OSError | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            made = [make()]
+        except (CkptoolsError, OSError) as error:  # The others wait for an answer.
+            made = [error]
+    dist.broadcast_object_list(made)
+    if isinstance(made[0], (CkptoolsError, OSError)):
+        raise made[0]
+    return cast("T", made[0])
 
 
 @contextmanager
@@ -265,7 +284,7 @@ def save_full_state(run: Run, folder: Path) -> None:
 # -- communication -----------------------------------------------------------------------------------------------------
 
 
-BACKENDS = ("gloo:", "nccl:", "mpi:")
+BACKENDS = ("gloo:", "nccl:")
 
 
 def _recorded(step: Callable[[], float], report: Say) -> float:

@@ -19,7 +19,6 @@ import traceback
 from pathlib import Path
 
 from ckptools.cluster.environment import calm_torch, use_loopback
-from ckptools.cluster.waiting import say_nothing
 from ckptools.training import options as choices
 from ckptools.training.options import CreateOptions
 from ckptools.training.output import Created
@@ -36,14 +35,11 @@ def main(words: list[str]) -> int:
     threading.Thread(target=_end_after, args=(os.getppid(),), daemon=True).start()
     text, partial, answer, loud = words
     try:
-        from ckptools.cluster.rendezvous import meet_ranks
-        from ckptools.training.rank import join, train_and_save
+        from ckptools.training.rank import in_group, say, say_nothing, train_and_save
 
         options = choices.from_json(text)
-        with meet_ranks(options.launch.timeout, options.launch.counts) as meeting:
-            meeting.gather("came")
-        join(options)
-        created = train_and_save(options, Path(partial), say if loud == "loud" else say_nothing)
+        with in_group(options):
+            created = train_and_save(options, Path(partial), say if loud == "loud" else say_nothing)
         if os.environ["LOCAL_RANK"] == "0":
             Path(answer).write_text(to_json(created))
     except Exception as error:
@@ -87,12 +83,6 @@ def prepare_process() -> None:
 def arguments(options: CreateOptions, partial: Path, answer: Path, verbose: bool) -> list[str]:
     """The words that `main` takes."""
     return [choices.to_json(options), str(partial), str(answer), "loud" if verbose else "quiet"]
-
-
-def say(line: str) -> None:
-    """Write a line to stdout at once, also into a pipe."""
-    sys.stdout.write(line + "\n")
-    sys.stdout.flush()
 
 
 def to_json(created: Created) -> str:

@@ -13,8 +13,6 @@ from torch.distributed import TCPStore
 
 from ckptools.cluster.rendezvous import Meeting, name_rank, open_store
 from ckptools.errors import CkptoolsError, RendezvousError, UsageError
-from ckptools.training.nodes import agree
-from ckptools.training.options import CreateOptions
 from tests.training.forked import forkserver
 
 LONG = 60.0
@@ -208,28 +206,6 @@ def test_who_lost_the_host_without_a_word_says_that_it_has_left() -> None:
         meeting = Meeting(store, "rank", 1, 2, LONG)
     found = meeting.cause(RuntimeError("gloo: connection closed by peer"))
     assert isinstance(found, RendezvousError) and "rank 0 has left" in str(found)
-
-
-def test_options_that_differ_are_named_with_both_values() -> None:
-    port = free_port()
-
-    def compare(seed: int) -> Callable[[Meeting], object]:
-        return lambda meeting: agree(meeting, CreateOptions(out=f"out{seed}", seed=seed), 1)  # type: ignore[arg-type]
-
-    got = together(lambda: attend(port, 0, 2, compare(0)), lambda: attend(port, 1, 2, compare(8)))
-    assert {str(error) for error in got} == {"--seed is 0 on node 0, but 8 on node 1; give all the same"}
-
-
-def test_a_world_size_that_the_nodes_do_not_make_is_refused() -> None:
-    port = free_port()
-
-    def compare(nproc: int) -> Callable[[Meeting], object]:
-        return lambda meeting: agree(meeting, CreateOptions(out="out", world_size=4), nproc)  # type: ignore[arg-type]
-
-    got = together(lambda: attend(port, 0, 2, compare(2)), lambda: attend(port, 1, 2, compare(1)))
-    assert {str(error) for error in got} == {
-        "--world-size is 4, but the nodes start 2 + 1 = 3 ranks; leave one of them out"
-    }
 
 
 def test_a_rank_is_called_by_its_node_too_where_that_is_known() -> None:

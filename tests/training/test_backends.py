@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from ckptools.cli import app
 from ckptools.errors import UsageError
-from ckptools.training.option_checks import Chosen, Hardware, absence, choose, default_in_words, rows
-from ckptools.training.options import BackendOptions
+from ckptools.training.backends import Chosen, Hardware, absence, choose, default_in_words, rows
+from ckptools.training.options import BackendOptions, CreateOptions, check_options
 from tests.training.conftest import Command
 from tests.training.rank_files import load
 
@@ -18,7 +18,6 @@ LAPTOP = Hardware("2.13.0+cpu")
 ONE_GPU = Hardware("2.13.0", gpus=1, cuda=True, nccl=True)
 NODE = Hardware("2.13.0", gpus=8, cuda=True, nccl=True)
 WINDOWS = Hardware("2.13.0", gpus=2, cuda=True)
-CLUSTER = Hardware("2.13.0", mpi=True, under_mpi=True)
 
 
 def chosen(machine: Hardware, ranks: int, backend: str = "auto", device: str = "auto") -> tuple[str, str]:
@@ -37,14 +36,18 @@ def chosen(machine: Hardware, ranks: int, backend: str = "auto", device: str = "
         (NODE, 8, ("gloo", "auto"), ("gloo", "cuda")),
         (NODE, 8, ("auto", "cpu"), ("gloo", "cpu")),
         (WINDOWS, 2, ("auto", "auto"), ("gloo", "cuda")),
-        (CLUSTER, 4, ("mpi", "auto"), ("mpi", "cpu")),
-        (CLUSTER, 4, ("auto", "auto"), ("gloo", "cpu")),
     ],
 )
 def test_a_run_takes_what_the_node_has(
     machine: Hardware, ranks: int, asked: tuple[str, str], expected: tuple[str, str]
 ) -> None:
     assert chosen(machine, ranks, *asked) == expected
+
+
+@pytest.mark.parametrize("asked", [BackendOptions("ncl"), BackendOptions(device="gpu")])
+def test_an_unknown_word_is_refused(asked: BackendOptions) -> None:
+    with pytest.raises(UsageError, match="is not known; choose from auto, "):
+        check_options(CreateOptions(Path("run"), hardware=asked))
 
 
 @pytest.mark.parametrize(
@@ -55,12 +58,8 @@ def test_a_run_takes_what_the_node_has(
         (WINDOWS, 1, ("nccl", "auto"), "built without NCCL"),
         (ONE_GPU, 2, ("nccl", "auto"), "2 ranks on this node and 1 GPU, and it takes one rank per GPU"),
         (NODE, 2, ("nccl", "cpu"), "not of --device cpu"),
-        (LAPTOP, 1, ("mpi", "auto"), "built without MPI"),
-        (Hardware("2.13.0", mpi=True), 1, ("mpi", "auto"), "mpirun -n 4"),
         (Hardware("2.13.0", gloo=False), 1, ("gloo", "auto"), "built without gloo"),
         (LAPTOP, 1, ("auto", "cuda"), "--device cuda: torch .* was built without CUDA"),
-        (LAPTOP, 1, ("ncl", "auto"), "--backend ncl is not known"),
-        (LAPTOP, 1, ("auto", "gpu"), "--device gpu is not known; choose from auto, cpu, cuda"),
     ],
 )
 def test_what_is_not_to_be_had_is_refused_with_the_reason(
@@ -78,12 +77,12 @@ def test_ranks_that_share_a_gpu_are_told_so() -> None:
 
 def test_what_lies_on_the_cpu_goes_over_gloo_where_gpus_use_nccl() -> None:
     assert Chosen("nccl", "cuda", 8).group == "cpu:gloo,cuda:nccl"
-    assert (Chosen("gloo", "cpu").group, Chosen("mpi", "cpu").group) == ("gloo", "mpi")
+    assert Chosen("gloo", "cpu").group == "gloo"
 
 
 def test_every_backend_has_a_row_that_says_yes_or_why_not() -> None:
-    assert [(name, here) for name, here, _ in rows(NODE)] == [("gloo", "yes"), ("nccl", "yes"), ("mpi", "no")]
-    assert [why for _, here, why in rows(LAPTOP) if here == "no"] == [absence("nccl", LAPTOP), absence("mpi", LAPTOP)]
+    assert [(name, here) for name, here, _ in rows(NODE)] == [("gloo", "yes"), ("nccl", "yes")]
+    assert [why for _, here, why in rows(LAPTOP) if here == "no"] == [absence("nccl", LAPTOP)]
     assert default_in_words(NODE).endswith("nccl, GPU by local rank; gloo when a node has more ranks than its 8")
 
 
@@ -100,7 +99,7 @@ def test_a_folder_that_is_not_given_is_asked_for() -> None:
 
 
 def test_a_backend_that_is_not_here_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["create", str(tmp_path / "run"), "--backend", "mpi"])
+    done = CliRunner().invoke(app, ["create", str(tmp_path / "run"), "--backend", "nccl"])
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert not (tmp_path / "run").exists()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckptools.errors import UsageError
-from ckptools.training import option_checks, options
+from ckptools.training import options
 from ckptools.training.options import LAYOUTS, CreateOptions, FileOptions
 from tests.training.forked import ckptools_forked, create_forked
 from tests.training.rank_files import ckptools, load
@@ -85,12 +85,12 @@ def test_one_file_of_rank_0_needs_no_rank_in_its_name() -> None:
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".a", "a\nb"])
 def test_a_run_name_is_one_part_of_a_file_name(name: str) -> None:
     with pytest.raises(UsageError, match="--run-name"):
-        option_checks.check(CreateOptions(Path("run"), files=FileOptions(run_name=name)))
+        options.check_options(CreateOptions(Path("run"), files=FileOptions(run_name=name)))
 
 
 def test_the_gathered_state_keeps_its_name() -> None:
     with pytest.raises(UsageError, match=r"this is what --full writes"):
-        option_checks.check(CreateOptions(Path("run"), "ddp", files=FileOptions(name="full.pt")))
+        options.check_options(CreateOptions(Path("run"), "ddp", files=FileOptions(name="full.pt")))
 
 
 def test_any_rank_of_any_world_is_recognised() -> None:

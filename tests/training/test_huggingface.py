@@ -11,9 +11,8 @@ from safetensors.torch import load_file
 
 import ckptools
 from ckptools.errors import UsageError
-from ckptools.training import option_checks
 from ckptools.training.layouts import file_numbers, untied
-from ckptools.training.options import CreateOptions, FileOptions
+from ckptools.training.options import CreateOptions, FileOptions, check_options
 from tests.training.forked import ckptools_forked
 from tools.demo import same
 
@@ -91,16 +90,20 @@ def test_no_file_is_empty_before_a_tensor_that_is_too_large() -> None:
         ("huggingface", FileOptions(consolidated=False), "--no-consolidated goes with --save-distributed"),
         ("huggingface", FileOptions(max_shard_size="5XB"), "--max-shard-size 5XB: expected a size"),
         ("huggingface", FileOptions(max_shard_size="0"), "--max-shard-size 0: expected a size"),
-        ("dcp", FileOptions(save_distributed=True), "--save-distributed goes with --layout huggingface; not with dcp"),
+        ("dcp", FileOptions(save_distributed=True), "--save-distributed goes with --layout huggingface, not dcp"),
         ("dcp", FileOptions(items="json"), "--items json is not known; choose from torch, safetensors"),
         ("dcp", FileOptions(files_per_rank="2"), "--files-per-rank 2 is not known; choose from one, several"),
-        ("olmo", FileOptions(items="safetensors"), "--items goes with --layout dcp; not with olmo"),
-        ("composer", FileOptions(async_save=True), "--async-save goes with --layout dcp, torchtitan, olmo; not with"),
+        ("olmo", FileOptions(items="safetensors"), "--items goes with --layout dcp, not olmo"),
+        (
+            "composer",
+            FileOptions(async_save=True),
+            "--async-save goes with --layout dcp, torchtitan, olmo, not",
+        ),
     ],
 )
 def test_options_that_a_layout_does_not_have_are_refused(layout: str, files: FileOptions, says: str) -> None:
     with pytest.raises(UsageError) as refused:
-        option_checks.check(CreateOptions(Path("run"), "fsdp2", layout=layout, files=files))
+        check_options(CreateOptions(Path("run"), "fsdp2", layout=layout, files=files))
     assert says in str(refused.value)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -18,7 +19,7 @@ import pytest
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.multiprocessing.spawn import ProcessRaisedException
 
-from ckptools.errors import CkptoolsError
+from ckptools.errors import CkptoolsError, UsageError
 from ckptools.training import create
 from ckptools.training.options import CreateOptions, LaunchOptions
 from ckptools.training.worker import record_failure
@@ -36,22 +37,6 @@ def slurm(rank: int, job: int, _: Path) -> dict[str, object]:
     step = {"SLURM_STEP_ID": 0, "SLURM_NTASKS": 3, "SLURM_STEP_TASKS_PER_NODE": "2,1"}
     # Both names are of this machine.
     return own | step | {"SLURM_JOB_ID": job, "SLURM_STEP_NODELIST": "localhost,127.0.0.1"}
-
-
-def open_mpi(rank: int, job: int, _: Path) -> dict[str, object]:
-    names = {"RANK": rank, "SIZE": 3, "LOCAL_RANK": rank, "LOCAL_SIZE": 3, "NODE_RANK": rank}
-    return {f"OMPI_COMM_WORLD_{name}": value for name, value in names.items()} | {"MASTER_PORT": port_of(job)}
-
-
-def mpich(rank: int, job: int, _: Path) -> dict[str, object]:
-    own = {"PMI_RANK": rank, "PMI_SIZE": 3, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": 3}
-    return own | {"MASTER_PORT": port_of(job)}
-
-
-def pbs(rank: int, job: int, folder: Path) -> dict[str, object]:
-    (folder / "nodes").write_text("localhost\nlocalhost\n127.0.0.1\n")
-    own = {"PBS_NODENUM": rank, "PBS_TASKNUM": rank + 2, "PBS_NODEFILE": folder / "nodes"}
-    return own | {"PBS_JOBID": f"{job}.server"}
 
 
 def by_hand(rank: int, job: int, _: Path) -> dict[str, object]:
@@ -94,7 +79,7 @@ def scheduled(scheduler: Scheduler, count: int, folder: Path, options: CreateOpt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheduler", [slurm, open_mpi, mpich, pbs, argument])
+@pytest.mark.parametrize("scheduler", [slurm, by_hand, argument])
 def test_ranks_of_any_scheduler_write_the_same_bytes(scheduler: Scheduler, fsdp1: Command, tmp_path: Path) -> None:
     asked = LaunchOptions(world_size_from="argument") if scheduler is argument else LaunchOptions()
     options = CreateOptions(tmp_path / "run", "fsdp1", 3 if scheduler is argument else None, launch=asked, **ASKED)
@@ -172,11 +157,23 @@ def test_what_an_outer_launcher_has_decided_is_not_asked_for_again(
 
 
 @pytest.mark.slow
-def test_a_rank_that_never_comes_is_named_with_its_node(tmp_path: Path) -> None:
+def test_ranks_say_that_another_never_came(tmp_path: Path) -> None:
     options = CreateOptions(tmp_path / "run", launch=LaunchOptions(timeout=10))
     ended = scheduled(slurm, 2, tmp_path, options)
     assert [code for code, _ in ended] == [3, 3]
-    assert any("rank 2 (node 1) did not within 10 s" in said for _, said in ended)
+    assert [said.partition(":")[0] for _, said in ended] == [f"rank {rank} did not meet the others" for rank in (0, 1)]
+    assert not (tmp_path / "run").exists()
+
+
+def seed_by_rank(options: CreateOptions) -> None:
+    """Be a rank, the first of its node, whose options are not those of the others."""
+    os.environ["LOCAL_RANK"] = "0"
+    with pytest.raises(UsageError, match="--seed is 0 on rank 0, but 8 on rank 1; give all the same"):
+        create(dataclasses.replace(options, seed=8 * int(os.environ["RANK"])))
+
+
+def test_options_that_differ_are_refused_by_all(tmp_path: Path) -> None:
+    run_ranks(2, seed_by_rank, CreateOptions(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ckptools.cluster.environment import ProcessInfo, derive, is_loopback
 from ckptools.errors import UsageError
-from ckptools.training import option_checks
-from ckptools.training.nodes import Node, idle_gpus, this_node
-from ckptools.training.options import LaunchOptions
+from ckptools.training.launch import Node, this_node
+from ckptools.training.options import CreateOptions, LaunchOptions, check_options
 from tests.cluster.test_environment import SLURM
 
 NOWHERE = ProcessInfo(None, None)
@@ -23,7 +23,13 @@ def node(world_size: int | None = None, place: ProcessInfo = NOWHERE, **given: A
 
 
 def test_a_lone_node_starts_four_ranks_at_a_free_port() -> None:
-    assert node() == Node(1, 0, 4, "localhost", 0, "c10d", "ckptools")
+    assert node() == Node(1, 0, (4,), 4, "localhost", 0, "c10d", "ckptools")
+
+
+def test_the_ranks_of_a_run_are_known_where_no_other_node_may_start_other_numbers() -> None:
+    assert node(nproc_per_node="2,1", node_rank=1, **AT).world_size == 3
+    assert node(6, nnodes=2, node_rank=0, **AT).world_size == 6
+    assert node(nnodes=2, nproc_per_node="2", node_rank=0, **AT).world_size is None
 
 
 def test_a_list_says_the_ranks_of_every_node_and_how_many_nodes_there_are() -> None:
@@ -47,7 +53,7 @@ def test_several_nodes_meet_at_the_port_of_torch_where_none_is_given() -> None:
 
 def test_with_c10d_nodes_need_no_ranks() -> None:
     found = node(nnodes=2, rdzv_backend="c10d", **AT)
-    assert (found.node_rank, found.hosts) == (None, None)
+    assert (found.node_rank, found.rdzv_backend) == (None, "c10d")
 
 
 def test_a_task_of_a_scheduler_may_be_a_node() -> None:
@@ -70,6 +76,11 @@ def test_a_word_for_the_ranks_of_a_node_counts_what_is_there() -> None:
         (None, {"nproc_per_node": "0"}, "--nproc-per-node is '0', must be a number"),
         (None, {"nnodes": 2}, "--node-rank is missing"),
         (None, {"nproc_per_node": "2,1", "rdzv_backend": "c10d"}, "--node-rank is missing: with a list"),
+        (
+            2,
+            {"nnodes": 2, "launcher": "spawn", "rdzv_backend": "c10d"},
+            "with --launcher spawn each of the 2 nodes",
+        ),
         (None, {"nnodes": 2, "node_rank": 2}, "--node-rank is 2, but --nnodes 2 has node ranks 0 to 1"),
         (None, {"rdzv_endpoint": "a:x"}, "--rdzv-endpoint is 'a:x', must be HOST:PORT"),
         (None, {"rdzv_endpoint": "http://a:7"}, "must be HOST:PORT"),
@@ -99,13 +110,8 @@ def test_nodes_without_an_address_are_asked_for_one() -> None:
 )
 def test_an_unknown_word_or_a_number_out_of_range_is_one_line(given: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError) as raised:
-        option_checks.check_launch(LaunchOptions(**given))
+        check_options(CreateOptions(Path("run"), launch=LaunchOptions(**given)))
     assert says in str(raised.value)
-
-
-def test_gpus_that_no_rank_uses_are_warned_of() -> None:
-    assert idle_gpus(2, 8) == "8 GPUs on this node, but 2 ranks: 6 of them stay idle; see --nproc-per-node"
-    assert idle_gpus(8, 8) is idle_gpus(4, 0) is None
 
 
 def test_only_addresses_of_this_machine_are_loopback() -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ckptools.errors import UsageError
-from ckptools.training import option_checks
-from ckptools.training.options import CreateOptions, ParallelOptions
+from ckptools.training.options import CreateOptions, ParallelOptions, check_options, check_world_size
 
 REFUSED = [
     ("fsdp2", 4, {"sharding": "hybrid"}, "--sharding goes with --strategy fsdp1, not fsdp2"),
@@ -31,6 +30,8 @@ REFUSED = [
     ("ddp", 4, {"replicas": 4}, "--replicas goes with --strategy fsdp1, hsdp, hsdp-tp, not ddp"),
     ("fsdp1", 4, {"replicas": 4}, "--replicas goes with --sharding hybrid, not full"),
     ("hsdp", 4, {"replicas": 0}, "--replicas is 0, must be at least 1"),
+    ("ddp", 4, {"tensor_parallel": 2}, "--tensor-parallel goes with --strategy tp, fsdp2-tp, hsdp-tp, not ddp"),
+    ("fsdp2-tp", 4, {"tensor_parallel": 0}, "--tensor-parallel is 0, must be at least 1"),
     ("fsdp1", 2, {"sharding": "hybrid"}, "FSDP1 then averages no gradients; try --world-size 4, or --strategy hsdp"),
 ]
 
@@ -41,8 +42,8 @@ def test_what_torch_or_the_strategy_does_not_have_is_refused(
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(says)):
         wanted = CreateOptions(Path("run"), strategy, world_size, parallel=ParallelOptions(**parallel))
-        option_checks.check(wanted)
-        option_checks.check_world_size(wanted, world_size)
+        check_options(wanted)
+        check_world_size(wanted, world_size)
 
 
 @pytest.mark.parametrize(
@@ -56,11 +57,11 @@ def test_what_torch_or_the_strategy_does_not_have_is_refused(
 )
 def test_what_goes_together_is_taken(strategy: str, parallel: dict[str, Any]) -> None:
     wanted = CreateOptions(Path("run"), strategy, 4, parallel=ParallelOptions(**parallel))
-    option_checks.check(wanted)
-    option_checks.check_world_size(wanted, 4)
+    check_options(wanted)
+    check_world_size(wanted, 4)
 
 
 def test_a_layout_that_takes_sharded_state_only_says_so() -> None:
     wanted = CreateOptions(Path("run"), layout="dcp", parallel=ParallelOptions(state_dict_type="local"))
-    with pytest.raises(UsageError, match="--layout dcp takes no --state-dict-type local; choose from composer"):
-        option_checks.check(wanted)
+    with pytest.raises(UsageError, match="--state-dict-type goes with --layout composer, accelerate, not dcp"):
+        check_options(wanted)

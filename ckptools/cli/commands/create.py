@@ -67,11 +67,11 @@ def create(
 
 def _show_backends() -> None:
     from ckptools.display.tables import Column, table
-    from ckptools.training import option_checks
+    from ckptools.training import backends
 
-    machine = option_checks.backend_of_this_machine()
+    machine = backends.of_this_machine()
     columns = (Column("backend"), Column("here"), Column("for what, or why not"))
-    show("\n".join([*table(columns, option_checks.rows(machine)), option_checks.default_in_words(machine)]))
+    show("\n".join([*table(columns, backends.rows(machine)), backends.default_in_words(machine)]))
 
 
 def _tell(created: Created) -> None:

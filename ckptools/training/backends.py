@@ -1,0 +1,136 @@
+"""Backends and devices: what this machine has, what a run takes of it, and why not the others.
+
+A backend carries the collectives between the ranks: gloo works everywhere, NCCL between GPUs only and with one rank per
+GPU. Each rank takes the GPU of its local rank, its number on its own node. Free of torch until it asks.
+
+Source: torch.distributed's table of backends, and NCCL's "Duplicate GPU detected".
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ckptools.errors import UsageError
+from ckptools.text import plural
+from ckptools.training.options import BACKENDS, BackendOptions
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The hardware of a machine, and what torch was built with; `gpus` are those that are visible."""
+
+    torch_version: str
+    gpus: int = 0
+    cuda: bool = False
+    gloo: bool = True
+    nccl: bool = False
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The backend and device that a run takes.
+
+    Attributes:
+        gpus: visible on this node; 0 for a run on the CPU.
+        remark: one line on what was not taken and why, where that may surprise; else empty.
+    """
+
+    backend: str
+    device: str
+    gpus: int = 0
+    remark: str = ""
+
+    @property
+    def group(self) -> str:
+        """The backend for `init_process_group`: with NCCL, tensors in memory of the CPU go over gloo."""
+        return "cpu:gloo,cuda:nccl" if self.backend == "nccl" else self.backend
+
+    @property
+    def device_in_words(self) -> str:
+        """`CPU`, `1 GPU shared`, `GPU by local rank`."""
+        if self.device == "cpu":
+            return "CPU"
+        return f"{self.gpus} GPU shared" if self.gpus == 1 and self.backend != "nccl" else "GPU by local rank"
+
+
+def of_this_machine() -> Hardware:
+    """Ask torch, which this imports, what is here."""
+    import torch
+    import torch.distributed as dist
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    version, cuda = str(torch.__version__), torch.backends.cuda.is_built()
+    return Hardware(version, gpus, cuda, dist.is_gloo_available(), dist.is_nccl_available())
+
+
+def absence(backend: str, machine: Hardware) -> str:
+    """Why a machine cannot use a backend; empty when it can."""
+    if backend == "nccl" and not machine.nccl:
+        return f"torch {machine.torch_version} was built without {'NCCL' if machine.cuda else 'CUDA'}"
+    if backend == "nccl" and not machine.gpus:
+        return "no GPU is visible; it moves tensors between GPUs only"
+    if backend == "gloo" and not machine.gloo:
+        return f"torch {machine.torch_version} was built without gloo"
+    return ""
+
+
+def choose(options: BackendOptions, local_world_size: int, machine: Hardware) -> Chosen:
+    """Choose for the ranks of one node.
+
+    Raises:
+        UsageError: what was asked for is not to be had here.
+    """
+    if why_not := absence(options.backend, machine):
+        raise UsageError(None, f"--backend {options.backend}: {why_not}; ckptools create --backends lists what is here")
+    if options.device == "cuda" and not machine.gpus:
+        why = "no GPU is visible" if machine.cuda else f"torch {machine.torch_version} was built without CUDA"
+        raise UsageError(None, f"--device cuda: {why}; --device cpu needs none")
+    device = ("cuda" if machine.gpus else "cpu") if options.device == "auto" else options.device
+    crowded = f"{local_world_size} ranks on this node and {plural(machine.gpus, 'GPU')}"
+    shared = device == "cuda" and local_world_size > machine.gpus
+    if options.backend == "nccl" and (device == "cpu" or shared):
+        why = f"{crowded}, and it takes one rank per GPU" if shared else "it moves tensors of GPUs, not of --device cpu"
+        raise UsageError(None, f"--backend nccl: {why}; --backend gloo takes any")
+    fitting = "nccl" if device == "cuda" and not shared and machine.nccl else "gloo"
+    backend = fitting if options.backend == "auto" else options.backend
+    remark = f"{crowded}: NCCL takes one rank per GPU, so they share over gloo" if shared and backend == "gloo" else ""
+    return Chosen(backend, device, machine.gpus if device == "cuda" else 0, remark)
+
+
+def chosen_here(options: BackendOptions, local_world_size: int | None = None) -> Chosen:
+    """Choose on this machine; a launcher has set how many ranks a node has where that is not given."""
+    count = local_world_size or os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1
+    return choose(options, int(count), of_this_machine())
+
+
+def own_device(chosen: Chosen) -> torch.device:
+    """Return this rank's device, by its local rank, and make it the current one, as FSDP and NCCL expect."""
+    import torch
+
+    if chosen.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % chosen.gpus)
+    torch.cuda.set_device(device)
+    return device
+
+
+def rows(machine: Hardware) -> list[tuple[str, str, str]]:
+    """The rows of `--backends`: each backend, `yes` or `no`, and what it is for or why it is not here."""
+    good_for = {
+        "gloo": "CPU, at any number of ranks" + ("; GPUs too, through the CPU" if machine.gpus else ""),
+        "nccl": f"{plural(machine.gpus, 'GPU')}, one rank each",
+    }
+    missing = {name: absence(name, machine) for name in BACKENDS}
+    return [(name, "no" if missing[name] else "yes", missing[name] or good_for[name]) for name in BACKENDS]
+
+
+def default_in_words(machine: Hardware) -> str:
+    """Describe the default of a run: `with nothing said: gloo, CPU`."""
+    chosen = choose(BackendOptions(), 1, machine)
+    said = f"with nothing said: {chosen.backend}, {chosen.device_in_words}"
+    return f"{said}; gloo when a node has more ranks than its {machine.gpus}" if chosen.gpus else said
