@@ -176,8 +176,8 @@ class Node:
 
     Attributes:
         node_rank: None: the nodes number themselves.
-        counts: ranks of each node, by node rank, as far as this one knows: the others may say otherwise.
-        world_size: None where they may.
+        nproc: ranks that this node starts.
+        world_size: None where other nodes may start other numbers.
         address: where the nodes meet, an address of node 0.
         port: the port there; 0 takes any free one, which only a lone node can do.
         rdzv_backend: torch's name of how the nodes get their ranks.
@@ -185,17 +185,12 @@ class Node:
 
     nnodes: int
     node_rank: int | None
-    counts: tuple[int, ...]
+    nproc: int
     world_size: int | None
     address: str
     port: int
     rdzv_backend: str
     rdzv_id: str
-
-    @property
-    def nproc(self) -> int:
-        """Ranks that this node starts."""
-        return self.counts[self.node_rank or 0]
 
     @property
     def endpoint(self) -> str:
@@ -225,13 +220,8 @@ def this_node(launch: LaunchOptions, world_size: int | None, place: ProcessInfo)
     if node_rank is not None and not 0 <= node_rank < nnodes:
         raise UsageError(None, f"--node-rank is {node_rank}, but --nnodes {nnodes} has node ranks 0 to {nnodes - 1}")
     backend = launch.rdzv_backend or ("static" if nnodes > 1 else "c10d")
-    reasons = {
-        "with --rdzv-backend static": backend == "static",
-        "with a list of ranks per node": several is not None,
-        "with --launcher spawn": launch.launcher == "spawn",
-    }
-    why = next((reason for reason, given in reasons.items() if given), None)
-    if node_rank is None and why:
+    if node_rank is None and (backend == "static" or several):
+        why = "with --rdzv-backend static" if backend == "static" else "with a list of ranks per node"
         raise UsageError(None, f"--node-rank is missing: {why} each of the {nnodes} nodes says which it is, from 0")
     address, port = _endpoint(launch, nnodes, backend, place)
     if (several or (listed and nnodes == 1)) and world_size not in (None, sum(listed)):
@@ -243,7 +233,8 @@ def this_node(launch: LaunchOptions, world_size: int | None, place: ProcessInfo)
         raise UsageError(None, text)
     counts = listed if several else (listed or (wanted // nnodes,)) * nnodes
     known = None if listed and not several and nnodes > 1 else sum(counts)
-    return Node(nnodes, node_rank, counts, known, address, port, backend, launch.rdzv_id or "ckptools")
+    run = launch.rdzv_id or "ckptools"
+    return Node(nnodes, node_rank, counts[node_rank or 0], known, address, port, backend, run)
 
 
 def _counts(text: str | None) -> tuple[int, ...]:
@@ -291,7 +282,7 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     return host, port
 
 
-# -- start the ranks of a node, by torch's elastic launcher or by `torch.multiprocessing.spawn` ------------------------
+# -- start the ranks of a node -----------------------------------------------------------------------------------------
 
 
 def _start_ranks(options: CreateOptions, node: Node, scratch: Path, verbose: bool) -> Created:
@@ -304,10 +295,9 @@ def _start_ranks(options: CreateOptions, node: Node, scratch: Path, verbose: boo
         _say_on_stderr(f"waiting for {node.nnodes} nodes at {node.endpoint}, at most {options.launch.timeout:g} s")
     # Nodes of one run name the folder for files in the making alike.
     run_id = uuid.uuid4().hex if node.nnodes == 1 else node.rdzv_id
-    start = _start_spawn if options.launch.launcher == "spawn" else _start_elastic
     with output.partial_folder(options.out, run_id) as partial:
         answer = scratch / "answer.json"
-        start(options, node, run_id, scratch, worker.arguments(options, partial, answer, verbose))
+        _launch(options, node, run_id, scratch, worker.arguments(options, partial, answer, verbose))
         return worker.from_json(answer.read_text(), options.out)
 
 
@@ -316,10 +306,11 @@ def _say_on_stderr(line: str) -> None:
     sys.stderr.flush()
 
 
-def _start_elastic(options: CreateOptions, node: Node, run_id: str, scratch: Path, words: list[str]) -> None:
+def _launch(options: CreateOptions, node: Node, run_id: str, scratch: Path, words: list[str]) -> None:
     """Start the ranks by the launcher that `torchrun` is made of.
 
-    An agent on each node meets those of the others, starts the ranks of its node and watches them.
+    An agent on each node meets those of the others, starts the ranks of its node and watches them: as commands, or by
+    `torch.multiprocessing.spawn`, the way of many tutorials.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -347,7 +338,10 @@ def _start_elastic(options: CreateOptions, node: Node, run_id: str, scratch: Pat
     )
     with _calm_launcher(waits=node.nnodes > 1):
         try:
-            elastic_launch(config, sys.executable)("-m", worker.__name__, *words)
+            if options.launch.launcher == "spawn":
+                elastic_launch(config, worker.be_spawned)(*words)
+            else:
+                elastic_launch(config, sys.executable)("-m", worker.__name__, *words)
         except ChildFailedError as error:
             raise failure_reason(options.out, error.failures) from None
         except SignalException as error:
@@ -355,11 +349,8 @@ def _start_elastic(options: CreateOptions, node: Node, run_id: str, scratch: Pat
             number = error.sigval
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number) from None
         except (RuntimeError, NotMet) as error:
-            raise _not_met(node, error) from error
-
-
-def _not_met(node: Node, error: Exception) -> RendezvousError:
-    return RendezvousError(None, f"{plural(node.nnodes, 'node')} did not meet at {node.endpoint}: {first_line(error)}")
+            nodes = plural(node.nnodes, "node")
+            raise RendezvousError(None, f"{nodes} did not meet at {node.endpoint}: {first_line(error)}") from error
 
 
 @contextmanager
@@ -369,82 +360,20 @@ def _calm_launcher(waits: bool) -> Iterator[None]:
     While it waits for other nodes in C++, Python's handler of Ctrl-C would not run: until there are ranks, it ends the
     process at once.
     """
-    names = [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed")]
-    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
     # Only the main thread may set handlers; torchelastic does not try elsewhere either.
     in_main = threading.current_thread() is threading.main_thread()
-    numbers = [getattr(signal, name, None) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")] if in_main else []
-    handlers = {number: signal.getsignal(number) for number in numbers if number is not None}
+    names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT") if in_main else ()
+    handlers = {name: signal.getsignal(getattr(signal, name)) for name in names if hasattr(signal, name)}
+    disabled = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    if waits and in_main:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        for logger in levels:
-            logger.setLevel(logging.CRITICAL + 1)
-        if waits and handlers:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
         yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for logger, level in levels.items():
-            logger.setLevel(level)
-
-
-def _start_spawn(options: CreateOptions, node: Node, run_id: str, scratch: Path, words: list[str]) -> None:
-    """Start the ranks by `torch.multiprocessing.spawn`.
-
-    The way of many tutorials: one Python process starts the ranks as its children, without an agent. They get the
-    variables that the elastic launcher would set, and are not started again when one dies.
-    """
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-    from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException, spawn
-
-    # Where the ranks of all nodes meet. Hosted here, so that no other process takes a free port in between.
-    hosts = node.node_rank == 0
-    try:
-        store = TCPStore(node.address, node.port, is_master=True, wait_for_workers=False) if hosts else None
-    except RuntimeError as error:
-        raise _not_met(node, error) from error
-    common = {
-        "WORLD_SIZE": sum(node.counts),
-        "LOCAL_WORLD_SIZE": node.nproc,
-        "GROUP_RANK": node.node_rank,
-        "MASTER_ADDR": node.address,
-        "MASTER_PORT": store.port if store else node.port,
-        "TORCHELASTIC_USE_AGENT_STORE": True,
-        "TORCHELASTIC_RUN_ID": run_id,
-    }
-    first = sum(node.counts[: node.node_rank])
-    variables = [
-        {name: str(value) for name, value in common.items()}
-        | {"RANK": str(first + local_rank), "LOCAL_RANK": str(local_rank)}
-        | {"TORCHELASTIC_ERROR_FILE": str(scratch / f"error{local_rank}.json")}
-        for local_rank in range(node.nproc)
-    ]
-    ranks = spawn(_be_a_local_rank, (variables, words), nprocs=node.nproc, join=False)
-    try:
-        while not ranks.join():
-            pass
-    except (ProcessExitedException, ProcessRaisedException):
-        failures = {
-            first + local_rank: ProcessFailure(
-                local_rank, process.pid, process.exitcode, variables[local_rank]["TORCHELASTIC_ERROR_FILE"]
-            )
-            for local_rank, process in enumerate(ranks.processes)
-            if process.exitcode
-        }
-        raise failure_reason(options.out, failures) from None
-    finally:
-        # A rank has nothing to clean up.
-        for process in ranks.processes:
-            process.kill()
-        for process in ranks.processes:
-            process.join()
-
-
-def _be_a_local_rank(local_rank: int, variables: list[dict[str, str]], words: list[str]) -> None:
-    os.environ.update(variables[local_rank])
-    # Not sys.exit: a gloo group that is torn down waits for its threads, and they may wait for the interpreter.
-    os._exit(worker.main(words))
+        logging.disable(disabled)
+        for name, handler in handlers.items():
+            signal.signal(getattr(signal, name), handler)
 
 
 # -- failures ----------------------------------------------------------------------------------------------------------

@@ -313,7 +313,6 @@ NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "save_distributed": {"layout": HUGGING_FACE},
     "consolidated": {"layout": HUGGING_FACE, "save_distributed": (True,)},
     "max_shard_size": {"layout": HUGGING_FACE},
-    "max_restarts": {"launcher": ("elastic", None)},
 }
 """What an option goes with, wherever it is not its default: other options, and the values of each."""
 

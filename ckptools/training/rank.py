@@ -87,9 +87,6 @@ def _join(backend: str, options: CreateOptions) -> None:
     store, _, _ = next(rendezvous(url, *numbers, timeout=timeout))
     # torch's launcher keeps its store when it starts all ranks again, and with it the addresses of those that died.
     store = PrefixStore(f"start-{restarts()}", store)
-    # A store that the launcher hosts waits for nobody.
-    store.set(f"came-{rank}", "")
-    store.wait([f"came-{number}" for number in range(int(world_size))], timeout)
     dist.init_process_group(backend, store=store, rank=int(rank), world_size=int(world_size))
 
 

@@ -7,6 +7,7 @@ line.
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import gc
 import json
@@ -48,6 +49,14 @@ def main(words: list[str]) -> int:
         record_failure(error)
         return 1
     return 0
+
+
+def be_spawned(*words: str) -> None:
+    """Run one rank in a process that `torch.multiprocessing` has started."""
+    if code := main(list(words)):
+        os._exit(code)
+    # Once the launcher has read that this has returned. See below for why.
+    atexit.register(os._exit, 0)
 
 
 def record_failure(error: Exception) -> None:

@@ -23,7 +23,7 @@ def node(world_size: int | None = None, place: ProcessInfo = NOWHERE, **given: A
 
 
 def test_a_lone_node_starts_four_ranks_at_a_free_port() -> None:
-    assert node() == Node(1, 0, (4,), 4, "localhost", 0, "c10d", "ckptools")
+    assert node() == Node(1, 0, 4, 4, "localhost", 0, "c10d", "ckptools")
 
 
 def test_the_ranks_of_a_run_are_known_where_no_other_node_may_start_other_numbers() -> None:
@@ -76,11 +76,6 @@ def test_a_word_for_the_ranks_of_a_node_counts_what_is_there() -> None:
         (None, {"nproc_per_node": "0"}, "--nproc-per-node is '0', must be a number"),
         (None, {"nnodes": 2}, "--node-rank is missing"),
         (None, {"nproc_per_node": "2,1", "rdzv_backend": "c10d"}, "--node-rank is missing: with a list"),
-        (
-            2,
-            {"nnodes": 2, "launcher": "spawn", "rdzv_backend": "c10d"},
-            "with --launcher spawn each of the 2 nodes",
-        ),
         (None, {"nnodes": 2, "node_rank": 2}, "--node-rank is 2, but --nnodes 2 has node ranks 0 to 1"),
         (None, {"rdzv_endpoint": "a:x"}, "--rdzv-endpoint is 'a:x', must be HOST:PORT"),
         (None, {"rdzv_endpoint": "http://a:7"}, "must be HOST:PORT"),
