@@ -84,9 +84,10 @@ def _content(world_size: int, parameters: int) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, WIDTH)).sum().backward()
     optimizer.step()
+    fsdp1 = strategies.BY_NAME["fsdp1"]
     state = {
-        "model": strategies.model_state(model),
-        "optimizers": {"AdamW": strategies.optimizer_state(model, optimizer)},
+        "model": fsdp1.model_state(model),
+        "optimizers": {"AdamW": fsdp1.optimizer_state(model, optimizer)},
         "timestamp": {"Timestamp": {"epoch": 0, "batch": 1, "sample": world_size, "total_wct": timedelta(0)}},
         "metadata": {"torch_version": str(torch.__version__), "world_size": world_size},
     }

@@ -13,6 +13,7 @@ import shutil
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -118,11 +119,6 @@ class Kind:
     part: str = "files"
     others: str = ""
 
-    @property
-    def two(self) -> bool:
-        """Whether it takes two ranks."""
-        return self.others == "second rank"
-
 
 def put_nan(target: Target) -> str:
     """Put NaN into one element, with a checksum that is right: as a diverged run saves it."""
@@ -145,38 +141,26 @@ def flip_bit(target: Target) -> str:
     return f"bit {bit} of byte {at} flipped, in {fqn}"
 
 
-def from_older(target: Target) -> str:
-    """Leave this rank at an older step, as a save that was cut off does."""
+def take(whose: str, target: Target) -> str:
+    """Put in the same rank's files of another run."""
     _copy(target.others, target.files)
-    return "replaced by the same rank's of one step before"
+    return f"replaced by the same rank's of {whose}"
 
 
-def from_another(target: Target) -> str:
-    """Put in this rank's file of another run, as two jobs that write to one folder do."""
-    _copy(target.others, target.files)
-    return "replaced by the same rank's of a run with another seed"
+def give(how: str, target: Target) -> str:
+    """Write this rank's files under another's names."""
+    _copy(target.files, target.others)
+    return f"{how} {names(target.others)}"
 
 
 def swap(target: Target) -> str:
-    """Exchange the files of two ranks, as a wrong rename does."""
+    """Exchange the files of two ranks."""
     for mine, other in zip(target.files, target.others, strict=True):
         aside = mine.with_name(f".{mine.name}.swapped")
         mine.rename(aside)
         other.rename(mine)
         aside.rename(other)
     return f"exchanged with {names(target.others)}"
-
-
-def copy(target: Target) -> str:
-    """Write this rank's files over another's, as a wrong copy does."""
-    _copy(target.files, target.others)
-    return f"copied over {names(target.others)}"
-
-
-def duplicate(target: Target) -> str:
-    """Leave this rank's files a second time, under the number behind the last: as of a larger world."""
-    _copy(target.files, target.others)
-    return f"also there as {names(target.others)}"
 
 
 def truncate(target: Target) -> str:
@@ -199,11 +183,13 @@ def remove(target: Target) -> str:
 KINDS: dict[str, Kind] = {
     "nan": Kind(put_nan, part="tensor"),
     "bitflip": Kind(flip_bit, part="tensor"),
-    "stale": Kind(from_older, others="older run"),
-    "mixed-run": Kind(from_another, others="another run"),
+    # A save that was cut off, and two jobs that write to one folder.
+    "stale": Kind(partial(take, "one step before"), others="older run"),
+    "mixed-run": Kind(partial(take, "a run with another seed"), others="another run"),
+    # A wrong rename, a wrong copy, and files of a larger world.
     "swap": Kind(swap, others="second rank"),
-    "copy": Kind(copy, others="second rank"),
-    "duplicate": Kind(duplicate, others="next rank"),
+    "copy": Kind(partial(give, "copied over"), others="second rank"),
+    "duplicate": Kind(partial(give, "also there as"), others="next rank"),
     "truncate": Kind(truncate, part="file"),
     "missing": Kind(remove),
 }
@@ -286,9 +272,9 @@ def _parse_one(item: str) -> Asked:
     kind, _, ranks = item.partition(":")
     if kind not in KINDS:
         raise UsageError(None, f"--break {item}: {kind} is not a known damage; choose from {', '.join(KINDS)}")
-    numbers = ranks.split("-")
-    if not all(n.isascii() and n.isdigit() for n in numbers) or len(numbers) != 1 + KINDS[kind].two:
-        wanted = f"two ranks, as in {kind}:0-1" if KINDS[kind].two else f"one rank, as in {kind}:2"
+    numbers, two = ranks.split("-"), KINDS[kind].others == "second rank"
+    if not all(n.isascii() and n.isdigit() for n in numbers) or len(numbers) != 1 + two:
+        wanted = f"two ranks, as in {kind}:0-1" if two else f"one rank, as in {kind}:2"
         raise UsageError(None, f"--break {item}: {kind} takes {wanted}")
     return Asked(kind, *map(int, numbers))
 

@@ -31,19 +31,13 @@ from ckptools.training.options import FileOptions, ModelSize, run_name
 from ckptools.training.run import Run, full_state, place, place_folder
 
 # -- the layout of `accelerator.save_state`: model and optimizer, and beside them what else a run resumes with ---------
-# | with | model | optimizer |
-# |---|---|---|
-# | DDP | `model.safetensors` | `optimizer.bin`, keyed by integers |
-# | FSDP, sharded state dicts | DCP folder `pytorch_model_fsdp_0/` | DCP folder `optimizer_0/` |
-# | FSDP1, local ones | `pytorch_model_fsdp_rank{rank}.bin`, flat parameters | DCP folder `optimizer_0/` |
-# | FSDP1, full ones | `pytorch_model_fsdp.bin` | `optimizer.bin`, keyed by fqns |
+# `ckptools.formats.accelerate` lists the files of model and optimizer with FSDP. With DDP they are `model.safetensors`,
+# under the names of the model without its wrapper, and `optimizer.bin`, keyed by integers.
 #
-# DDP's safetensors have the names of the model without its wrapper, and a tied weight under its first name only.
 # `scheduler.bin` and `random_states_{rank}.pkl` are pickles of `torch.save`, the latter with the batches that this
 # epoch has had. `custom_checkpoint_0.pkl` is the state of the first object that a script gave to
-# `register_for_checkpointing`: here the counters that Accelerate itself does not keep. A `DistributedSampler` has no
-# file of its own. The scheduler has moved once per optimizer step, as with `split_batches` or
-# `step_scheduler_with_optimizer=False`; else Accelerate moves it once for every process.
+# `register_for_checkpointing`: here the counters that Accelerate itself does not keep. The scheduler has moved once per
+# optimizer step, as with `split_batches` or `step_scheduler_with_optimizer=False`.
 # Source: accelerate/accelerator.py (`save_state`), checkpointing.py and utils/fsdp_utils.py of 1.15.
 
 
@@ -60,7 +54,7 @@ def save_accelerate(run: Run, folder: Path) -> None:
         dcp_save({"optimizer": optimizer}, checkpoint_id=folder / "optimizer_0")
     elif rank == 0:
         if run.options.strategy == "ddp":
-            save_file(each_once(model), folder / "model.safetensors", metadata={"format": "pt"})
+            save_file(untied(model), folder / "model.safetensors", metadata={"format": "pt"})
         else:
             torch.save(model, folder / "pytorch_model_fsdp.bin")
         torch.save(optimizer, folder / "optimizer.bin")
@@ -79,14 +73,6 @@ def save_accelerate(run: Run, folder: Path) -> None:
     torch.save(states, folder / f"random_states_{rank}.pkl")
 
 
-def each_once(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Leave a tied weight under its first name only: safetensors has no two names for the same bytes."""
-    first: dict[int, str] = {}
-    for name, tensor in state.items():
-        first.setdefault(tensor.untyped_storage().data_ptr(), name)
-    return {name: state[name] for name in first.values()}
-
-
 def progress(run: Run) -> dict[str, int]:
     """Count what a script that uses Accelerate counts itself."""
     return {"epoch": run.epoch, "batch_in_epoch": run.batch_in_epoch, "global_step": run.step}
@@ -98,14 +84,8 @@ def progress(run: Run) -> dict[str, int]:
 # FSDP the tensors are a DCP folder and the rest is `meta.pt` in it; the strategy for FSDP1 calls the model `model`
 # there, the one for FSDP2 `state_dict`.
 #
-# | key | holds |
-# |---|---|
-# | `epoch`, `global_step`, `pytorch-lightning_version` | counters, and who wrote it |
-# | `state_dict` | the model |
-# | `loops` | how far each loop is, in this epoch and in all: the position in the data |
-# | `callbacks` | nothing here |
-# | `optimizer_states`, `lr_schedulers` | lists; in the DCP folder `optimizer_0` |
-# | `rng` | of every rank; Lightning leaves random states to the hook `on_save_checkpoint`, which may add keys |
+# `loops` is how far each loop is, in this epoch and in all: the position in the data. Random states Lightning leaves to
+# the hook `on_save_checkpoint`, which may add keys: here `rng`, of every rank.
 #
 # Source: lightning/pytorch/trainer/connectors/checkpoint_connector.py (`dump_checkpoint`), strategies/fsdp.py and
 # strategies/model_parallel.py, loops/ and loops/progress.py of 2.6.

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
+from itertools import chain
 from math import prod
 from pathlib import Path
 from string import Formatter
@@ -323,84 +324,71 @@ def check_options(options: CreateOptions) -> None:
     Raises:
         UsageError: an unknown word, a number out of range, an option that goes with another.
     """
-    given = flat(options)
+    for fault in chain(_faults(flat(options), flat(CreateOptions(options.out))), _more_faults(options)):
+        raise UsageError(None, fault)
+    resume = options.resuming.resume
+    if resume is not None and not Path(resume).exists():
+        raise UsageError(Path(resume), "no such file or folder to go on from")
+
+
+def _faults(given: dict[str, Any], defaults: dict[str, Any]) -> Iterator[str]:
+    """Hold options against the three tables."""
+    flags = {name: f"--{name.replace('_', '-')}" for name in given}
     for name, value in given.items():
         if value is not None and value not in WORDS.get(name, (value,)):
-            raise UsageError(None, f"{_flag(name)} {value} is not known; choose from {', '.join(WORDS[name])}")
+            yield f"{flags[name]} {value} is not known; choose from {', '.join(WORDS[name])}"
         if value is not None and name in LEAST and value < LEAST[name]:
-            raise UsageError(None, f"{_flag(name)} is {value}, must be at least {LEAST[name]}")
-    defaults = flat(CreateOptions(options.out))
-    for name, needs in NEEDS.items():
-        for other, fitting in needs.items():
-            if given[name] != defaults[name] and given[other] not in fitting:
-                raise UsageError(None, _needed(name, given[name], other, fitting, given[other]))
-    _check_strategy(options)
-    _check_files(options)
-    _check_resuming(options)
-    size, launch = options.size, options.launch
-    if not 0 <= size.dropout < 1:
-        raise UsageError(None, f"--dropout is {size.dropout}, must be at least 0 and below 1")
-    if size.width % size.heads:
-        raise UsageError(None, f"--width {size.width} does not divide by --heads {size.heads}")
-    if launch.master_port is not None and not 0 < launch.master_port < 2**16:
-        raise UsageError(None, f"--master-port is {launch.master_port}, must be from 1 to 65535")
-    if not launch.timeout > 0:
-        raise UsageError(None, f"--timeout is {launch.timeout:g}, must be more than 0 seconds")
+            yield f"{flags[name]} is {value}, must be at least {LEAST[name]}"
+    for name in (name for name in NEEDS if given[name] != defaults[name]):
+        own = f"--no{flags[name][1:]}" if given[name] is False else flags[name]
+        for other, fitting in NEEDS[name].items():
+            if given[other] not in fitting and fitting == (True,):
+                yield f"{own} goes with {flags[other]}"
+            elif given[other] not in fitting:
+                yield f"{own} goes with {flags[other]} {', '.join(fitting)}, not {given[other]}"
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _needed(name: str, value: Any, other: str, fitting: tuple[Any, ...], found: Any) -> str:
-    own = f"--no{_flag(name)[1:]}" if value is False else _flag(name)
-    if fitting == (True,):
-        return f"{own} goes with {_flag(other)}"
-    return f"{own} goes with {_flag(other)} {', '.join(filter(None, fitting))}, not {found}"
-
-
-def _check_strategy(options: CreateOptions) -> None:
-    parallel, strategy = options.parallel, options.strategy
+def _more_faults(options: CreateOptions) -> Iterator[str]:
+    """Find what no table says."""
+    parallel, strategy, size = options.parallel, options.strategy, options.size
+    launch, files = options.launch, options.files
     if strategy not in LAYOUTS[options.layout]:
-        fitting = [name for name, strategies in LAYOUTS.items() if strategy in strategies]
+        known = ", ".join(name for name, strategies in LAYOUTS.items() if strategy in strategies)
         text = f"--layout {options.layout} is not written with --strategy {strategy}"
-        raise UsageError(None, f"{text}; with {strategy} choose from {', '.join(fitting)}")
+        yield f"{text}; with {strategy} choose from {known}"
     # These torch refuses on some ranks only, while the others wait for them.
     if parallel.state_dict_type == "local" and parallel.dtensor:
-        raise UsageError(None, "--state-dict-type local does not go with --dtensor: flat pieces are no DTensors")
+        yield "--state-dict-type local does not go with --dtensor: flat pieces are no DTensors"
     if parallel.state_dict_type == "local" and parallel.sharding == "hybrid":
         text = "--state-dict-type local does not go with --sharding hybrid: torch writes it for one group of all ranks"
-        raise UsageError(None, f"{text}; choose --state-dict-type sharded or full")
+        yield f"{text}; choose --state-dict-type sharded or full"
     if strategy == "fsdp1" and parallel.sharding != "hybrid" and parallel.replicas != ParallelOptions.replicas:
-        raise UsageError(None, f"--replicas goes with --sharding hybrid, not {parallel.sharding}")
-
-
-def _check_files(options: CreateOptions) -> None:
-    files = options.files
-    name = files.run_name
-    fault = None if name is None else "has a / in it" if "/" in name else _part_fault(name)
-    if fault:
-        raise UsageError(None, f"--run-name {name!r}: {fault}; expected one part of a file name")
+        yield f"--replicas goes with --sharding hybrid, not {parallel.sharding}"
+    if files.run_name is not None:
+        fault = "has a / in it" if "/" in files.run_name else _part_fault(files.run_name)
+        if fault:
+            yield f"--run-name {files.run_name!r}: {fault}; expected one part of a file name"
     if files.max_shard_size is not None and parse_bytes(files.max_shard_size) is None:
-        raise UsageError(None, f"--max-shard-size {files.max_shard_size}: expected a size such as 5GB or 500MiB")
+        yield f"--max-shard-size {files.max_shard_size}: expected a size such as 5GB or 500MiB"
     if files.name == FULL_STATE:
-        raise UsageError(None, f"--name {FULL_STATE}: this is what --full writes; expected another name")
+        yield f"--name {FULL_STATE}: this is what --full writes; expected another name"
     if files.name is not None:
         one_writer = options.one_rank_has_all and options.layout in ("composer", "snapshot")
-        check_file_name(files.name, options.layout, one_writer, run_name(options, 1))
-
-
-def _check_resuming(options: CreateOptions) -> None:
-    resuming = options.resuming
-    if resuming.resume is not None and not Path(resuming.resume).exists():
-        raise UsageError(Path(resuming.resume), "no such file or folder to go on from")
-    rank, step = resuming.killed or (0, 1)
+        faults = name_faults(files.name, options.layout, one_writer, run_name(options, 1))
+        yield from (f"--name {files.name!r}: {fault}" for fault in faults)
+    rank, step = options.resuming.killed or (0, 1)
     if options.world_size is not None and rank >= options.world_size:
-        raise UsageError(
-            None, f"--kill {resuming.kill}: there is no rank {rank} of {options.world_size}, counted from 0"
-        )
+        yield f"--kill {options.resuming.kill}: there is no rank {rank} of {options.world_size}, counted from 0"
     if not 1 <= step <= options.steps:
-        raise UsageError(None, f"--kill {resuming.kill}: there is no step {step}; --steps is {options.steps}")
+        yield f"--kill {options.resuming.kill}: there is no step {step}; --steps is {options.steps}"
+    if not 0 <= size.dropout < 1:
+        yield f"--dropout is {size.dropout}, must be at least 0 and below 1"
+    if size.width % size.heads:
+        yield f"--width {size.width} does not divide by --heads {size.heads}"
+    if launch.master_port is not None and not 0 < launch.master_port < 2**16:
+        yield f"--master-port is {launch.master_port}, must be from 1 to 65535"
+    if not launch.timeout > 0:
+        yield f"--timeout is {launch.timeout:g}, must be more than 0 seconds"
 
 
 def check_torch(options: CreateOptions) -> None:
@@ -535,19 +523,11 @@ def tells_step(template: str) -> bool:
     return any(field == "batch" for _, field, _, _ in Formatter().parse(template))
 
 
-def check_file_name(template: str, layout: str, one_writer: bool, run_name: str) -> None:
-    """Refuse a template by which files would lie on each other, or outside of OUT.
+def name_faults(template: str, layout: str, one_writer: bool, run_name: str) -> Iterator[str]:
+    """Yield why, by a template, files would lie on each other, or outside of OUT.
 
     With `one_writer` only rank 0 writes, so that a rank in the name is not needed.
-
-    Raises:
-        UsageError: it is none, or does not fit the layout.
     """
-    for fault in _name_faults(template, layout, one_writer, run_name):
-        raise UsageError(None, f"--name {template!r}: {fault}")
-
-
-def _name_faults(template: str, layout: str, one_writer: bool, run_name: str) -> Iterator[str]:
     try:
         parsed = list(Formatter().parse(template))
     except ValueError:

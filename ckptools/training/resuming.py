@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -30,7 +31,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from ckptools import api
@@ -75,28 +75,19 @@ Saved = api.Tensor | Tensor
 """A whole tensor of a checkpoint: one that is read when it is sliced, or one that is here already."""
 
 
-def here(saved: Saved) -> Saved:
-    """Leave a tensor as it is: every rank reads for itself."""
-    return saved
-
-
-def sent_by_rank_0(saved: Saved) -> Saved:
-    """Let rank 0 read a whole tensor and send it to all; a collective."""
-    return saved if isinstance(saved, Tensor) else made_by_rank_0(saved.load)
-
-
-class OpenedReader(StorageReader):
+class OpenedReader(FileSystemReader):
     """Reads boxes of whole tensors, the same on every rank, by their key; one tensor at a time is in memory.
 
-    A tensor is made ready to be sliced by `fetch`: `here`, or `sent_by_rank_0`.
+    Every rank reads what it asks for, or with `broadcast` rank 0 reads whole tensors and sends them to all.
     """
 
-    def __init__(self, tensors: Mapping[str, Saved], fetch: Callable[[Saved], Saved]) -> None:
-        self.tensors, self.fetch = tensors, fetch
+    def __init__(self, path: Path, tensors: Mapping[str, Saved], broadcast: bool) -> None:
+        super().__init__(path)
+        self.tensors, self.broadcast = tensors, broadcast
 
     def read_metadata(self, *_: Any, **_more: Any) -> Metadata:
         """Describe every tensor as one piece: how it lies in the files is for ckptools to know."""
-        return Metadata({key: _described(saved) for key, saved in self.tensors.items()})
+        return Metadata({key: _described(saved) for key, saved in self.tensors.items()}, storage_data={})
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill the boxes that this rank asks for, tensor by tensor, on all ranks in the same order."""
@@ -104,7 +95,7 @@ class OpenedReader(StorageReader):
         for item in plan.items:
             wanted[item.storage_index.fqn].append(item)
         for key, saved in self.tensors.items():
-            whole = self.fetch(saved)
+            whole = saved if isinstance(saved, Tensor) or not self.broadcast else made_by_rank_0(saved.load)
             for item in wanted[key]:
                 box = zip(item.storage_offsets, item.lengths, strict=True)
                 target = planner.resolve_tensor(item).detach()
@@ -113,25 +104,6 @@ class OpenedReader(StorageReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin another load; nothing is kept of the last."""
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **_more: Any) -> None:
-        """Begin; nothing has to be prepared."""
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Take the plan of this rank as it is."""
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Take the plans of all ranks as they are."""
-        return plans
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Take no path: what to read is opened already."""
-        return False
 
 
 def _described(saved: Saved) -> TensorStorageMetadata:
@@ -143,12 +115,12 @@ def _described(saved: Saved) -> TensorStorageMetadata:
     )
 
 
-def fill(state: dict[str, Any], reader: OpenedReader, path: Path) -> None:
+def fill(state: dict[str, Any], reader: OpenedReader) -> None:
     """Read this rank's part of every tensor of a flat state dict into it; a collective.
 
     Raises:
         CkptoolsError: what a rank could not read, on all of them.
-        ReadError: the checkpoint at `path` does not have what the state dict has.
+        ReadError: the checkpoint does not have what the state dict has.
     """
     try:
         load(state, storage_reader=reader)
@@ -156,7 +128,7 @@ def fill(state: dict[str, Any], reader: OpenedReader, path: Path) -> None:
         failure, _ = next(iter(error.failures.values()))
         if isinstance(failure, CkptoolsError):
             raise failure from None
-        raise ReadError(path, f"cannot be read into this run: {first_line(failure)}") from error
+        raise ReadError(Path(reader.path), f"cannot be read into this run: {first_line(failure)}") from error
 
 
 # -- the state that a run needs to go on, from a checkpoint of any layout; nothing that the files name is run ----------
@@ -305,9 +277,6 @@ def _plain(value: Any) -> Any:
 # What the state of each schedule has and no other's.
 SCHEDULERS = {"cosine": "T_max", "lambda": "lr_lambdas"}
 
-# How `--load` brings a tensor to every rank.
-FETCH = {"each": here, "broadcast": sent_by_rank_0}
-
 
 def resume(run: Run, paths: list[Path], report: Say) -> None:
     """Bring a prepared run to where a saved one was, by the newest whole one of some checkpoints; a collective.
@@ -367,8 +336,8 @@ def _restore(run: Run, saved: SavedRun) -> None:
     optimizer: dict[str, Any] = {"state": {}}
     if saved.moments:
         optimizer |= get_optimizer_state_dict(run.model, run.optimizer)
-    reader = OpenedReader(by_key(saved.model, saved.moments), FETCH[run.options.resuming.load])
-    fill(by_key(model, optimizer["state"]), reader, saved.path)
+    reader = OpenedReader(saved.path, by_key(saved.model, saved.moments), run.options.resuming.load == "broadcast")
+    fill(by_key(model, optimizer["state"]), reader)
     set_model_state_dict(run.model, model)
     if saved.moments:
         optimizer["param_groups"] = [_as_saved(group, saved) for group in optimizer["param_groups"]]

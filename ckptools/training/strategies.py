@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from typing import Any, NamedTuple
+from math import prod
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn, optim
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import (
     FullOptimStateDictConfig,
     FullStateDictConfig,
@@ -45,11 +46,6 @@ from ckptools.training_state.optimizers import without_ddp
 StateDict = dict[str, Any]
 
 
-def every_rank_its_own(options: CreateOptions) -> tuple[int, int]:
-    """Return which share of the data this rank trains on, and how many shares there are: a share per rank."""
-    return dist.get_rank(), dist.get_world_size()
-
-
 def device_of(model: nn.Module) -> torch.device:
     """Return where the model is, which is where its shards stay: the rank's own GPU, or the CPU."""
     return next(model.parameters()).device
@@ -75,8 +71,8 @@ class Strategy:
         wrap: spreads a model that every rank has built alike.
         model_state: as this rank saves it, under plain fqns: parameters as DTensors, buffers as plain tensors.
         optimizer_state: as this rank saves it, under fqns: moments as DTensors, `step` a plain 0-d tensor.
-        data_share: which share of the data this rank trains on, and of how many; ranks that hold pieces of one
-            copy of the model see the same data.
+        together: the ranks that hold pieces of one copy of the model and so see the same data: each `alone`, those of a
+            tensor-parallel `group`, or `all`.
         backward: takes one batch through the model and leaves the gradients; returns the loss.
         in_parts: ranks have parameters of their own, so that the whole state is all of theirs together.
     """
@@ -84,12 +80,18 @@ class Strategy:
     wrap: Callable[[nn.Module, CreateOptions], nn.Module]
     model_state: Callable[[nn.Module], StateDict] = get_model_state_dict
     optimizer_state: Callable[[nn.Module, optim.Optimizer], StateDict] = get_optimizer_state_dict
-    data_share: Callable[[CreateOptions], tuple[int, int]] = every_rank_its_own
+    together: Literal["alone", "group", "all"] = "alone"
     backward: Callable[[nn.Module, Tensor], Tensor] = forward_and_backward
     in_parts: bool = False
 
+    def data_share(self, options: CreateOptions) -> tuple[int, int]:
+        """Return which share of the data this rank trains on, and how many shares there are."""
+        world_size = dist.get_world_size()
+        ranks = {"alone": 1, "group": options.parallel.tensor_parallel_size, "all": world_size}[self.together]
+        return dist.get_rank() // ranks, world_size // ranks
 
-def _wrap(model: nn.Module, options: CreateOptions) -> nn.Module:
+
+def wrap_ddp(model: nn.Module, options: CreateOptions) -> nn.Module:
     """Wrap in DistributedDataParallel; with bf16 the forward pass casts where that is safe, and backward follows it."""
     if options.parallel.precision == "bf16":
         autocast = torch.autocast(device_of(model).type, torch.bfloat16)
@@ -97,18 +99,10 @@ def _wrap(model: nn.Module, options: CreateOptions) -> nn.Module:
     return DistributedDataParallel(model)
 
 
-def _model_state(model: nn.Module) -> StateDict:
+def without_wrapper(model: nn.Module) -> StateDict:
     """Return full tensors without the prefix `module.`, as Composer and torch's own tutorials save them."""
     wrapped: nn.Module = model.module  # type: ignore[assignment]
     return wrapped.state_dict()
-
-
-def _optimizer_state(model: nn.Module, optimizer: optim.Optimizer) -> StateDict:
-    """Return the optimizer's own state dict: parameters are integers, in the order of the groups."""
-    return optimizer.state_dict()
-
-
-DDP = Strategy(_wrap, _model_state, _optimizer_state)
 
 
 # -- expert parallel: each rank has some of the experts, and tokens travel to the rank of theirs and back --------------
@@ -163,9 +157,6 @@ def backward_of_experts(model: nn.Module, tokens: Tensor) -> Tensor:
     return loss
 
 
-EXPERT_PARALLEL = Strategy(wrap_experts, backward=backward_of_experts)
-
-
 # -- fully sharded data parallel, both of torch's: each rank holds a part of every parameter ---------------------------
 # In FullyShardedDataParallel, the first FSDP, parameters are slices of one flat tensor per wrapped unit. What a rank
 # then saves is its state dict's type:
@@ -199,11 +190,6 @@ PRECISIONS_1 = {
 }
 
 
-def _wrap_fsdp1(model: nn.Module, options: CreateOptions) -> nn.Module:
-    """Wrap each block, and the root with what is left: embedding, head, norm."""
-    return wrap_units(model, Block, options.parallel)
-
-
 def wrap_units(model: nn.Module, unit: type[nn.Module], parallel: ParallelOptions | None = None) -> nn.Module:
     """Wrap each module of the class `unit`, and the root with what is left."""
     parallel = parallel or ParallelOptions()
@@ -227,7 +213,8 @@ def _ranks(model: nn.Module, parallel: ParallelOptions) -> dict[str, Any]:
     if parallel.sharding != "hybrid":
         mesh = init_device_mesh(device_of(model).type, (dist.get_world_size(),)) if parallel.dtensor else None
         return {"device_mesh": mesh}
-    mesh = replicate_and_shard(model, parallel.replicas)
+    shape = (parallel.replicas, dist.get_world_size() // parallel.replicas)
+    mesh = init_device_mesh(device_of(model).type, shape, mesh_dim_names=("replicate", "shard"))
     if parallel.dtensor:
         return {"device_mesh": mesh}
     return {"process_group": (mesh.get_group("shard"), mesh.get_group("replicate"))}
@@ -244,58 +231,6 @@ def _choose_state_dict(model: nn.Module, kind: str) -> None:
     }[kind]
     kind_of_torch = StateDictType[f"{kind.upper()}_STATE_DICT"]
     FullyShardedDataParallel.set_state_dict_type(model, kind_of_torch, model_config, optimizer_config)
-
-
-def model_state(model: nn.Module) -> dict[str, Any]:
-    """Return the state dict of the type that was chosen; buffers are plain tensors in each."""
-    return model.state_dict()
-
-
-def optimizer_state(model: nn.Module, optimizer: optim.Optimizer) -> dict[str, Any]:
-    """Return the state under fqns, `step` a plain 0-d tensor; of the local type the moments are sharded tensors."""
-    return FullyShardedDataParallel.optim_state_dict(model, optimizer)
-
-
-FSDP1 = Strategy(_wrap_fsdp1, model_state, optimizer_state)
-
-
-# -- FSDP2 -------------------------------------------------------------------------------------------------------------
-
-
-# Parameters are cast when they are gathered; the shards that the optimizer moves, and gradients' sums, stay float32.
-PRECISIONS_2 = {"fp32": MixedPrecisionPolicy(), "bf16": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}
-
-
-def _wrap_fsdp2(model: nn.Module, options: CreateOptions) -> nn.Module:
-    """Shard over all ranks."""
-    mesh = init_device_mesh(device_of(model).type, (dist.get_world_size(),))
-    return shard(model, mesh, options.parallel.precision)
-
-
-def _wrap_hsdp(model: nn.Module, options: CreateOptions) -> nn.Module:
-    """Shard within rows, repeat over columns."""
-    mesh = replicate_and_shard(model, options.parallel.replicas)
-    return shard(model, mesh, options.parallel.precision)
-
-
-def replicate_and_shard(model: nn.Module, replicas: int) -> DeviceMesh:
-    """Arrange all ranks in `replicas` rows, where the model is."""
-    shape = (replicas, dist.get_world_size() // replicas)
-    return init_device_mesh(device_of(model).type, shape, mesh_dim_names=("replicate", "shard"))
-
-
-def shard(model: nn.Module, mesh: DeviceMesh, precision: str) -> nn.Module:
-    """Shard each block, and the root with what is left; the model stays the object that it was."""
-    policy = PRECISIONS_2[precision]
-    for module in model.modules():
-        if isinstance(module, Block):
-            fully_shard(module, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
-    return model
-
-
-FSDP2 = Strategy(_wrap_fsdp2)
-HSDP = Strategy(_wrap_hsdp)
 
 
 # -- tensor parallel: every matrix is cut, and each rank of a group multiplies with its own part of it -----------------
@@ -333,55 +268,33 @@ def plan(layers: int) -> dict[str, ParallelStyle]:
     return styles
 
 
-OWN_VALUES: dict[str, Any] = (
-    {"src_data_rank": None} if "src_data_rank" in signature(parallelize_module).parameters else {}
-)
-"""All ranks have built the same model, so that each cuts its own and receives no values; since torch 2.7."""
+# Parameters are cast when they are gathered; the shards that the optimizer moves, and gradients' sums, stay float32.
+PRECISIONS_2 = {"fp32": MixedPrecisionPolicy(), "bf16": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}
 
 
-def cut(model: nn.Module, mesh: DeviceMesh, options: CreateOptions) -> nn.Module:
-    """Cut the matrices over a mesh of one dimension; the model stays the object that it was."""
-    parallelize_module(model, mesh, plan(options.size.layers), **OWN_VALUES)
-    # Both were cut along the vocabulary, each as a parameter of its own: tie them again.
-    model.head.weight = model.emb.weight  # type: ignore[union-attr]
+def wrap_on_mesh(names: tuple[str, ...], model: nn.Module, options: CreateOptions) -> nn.Module:
+    """Arrange the ranks in a mesh with dimensions of these names; cut over `tp`, then shard over the others.
+
+    The model stays the object that it was.
+    """
+    parallel, world_size = options.parallel, dist.get_world_size()
+    sizes = {"replicate": parallel.replicas, "tp": parallel.tensor_parallel_size if len(names) > 1 else world_size}
+    shards = world_size // prod(sizes.get(name, 1) for name in names)
+    shape = tuple(sizes.get(name, shards) for name in names)
+    # FSDP2 alone needs no name for its one dimension.
+    mesh = init_device_mesh(device_of(model).type, shape, mesh_dim_names=None if names == ("dp",) else names)
+    if "tp" in names:
+        # All ranks have built the same model, so that each cuts its own and receives no values; since torch 2.7.
+        own: Any = {"src_data_rank": None} if "src_data_rank" in signature(parallelize_module).parameters else {}
+        parallelize_module(model, mesh["tp"], plan(options.size.layers), **own)
+        # Both were cut along the vocabulary, each as a parameter of its own: tie them again.
+        model.head.weight = model.emb.weight  # type: ignore[union-attr]
+    if sharding := tuple(name for name in names if name != "tp"):
+        over, policy = mesh[sharding] if "tp" in names else mesh, PRECISIONS_2[parallel.precision]
+        # Each block, and the root with what is left.
+        for module in [*(module for module in model.modules() if isinstance(module, Block)), model]:
+            fully_shard(module, mesh=over, mp_policy=policy)
     return model
-
-
-def wrap_tensor_parallel(model: nn.Module, options: CreateOptions) -> nn.Module:
-    """Cut the matrices over all ranks: one group."""
-    mesh = init_device_mesh(device_of(model).type, (dist.get_world_size(),), mesh_dim_names=("tp",))
-    return cut(model, mesh, options)
-
-
-def wrap_below_fsdp2(model: nn.Module, options: CreateOptions) -> nn.Module:
-    """Cut over `tp`, then shard over `dp`."""
-    size = options.parallel.tensor_parallel_size
-    mesh = init_device_mesh(device_of(model).type, (dist.get_world_size() // size, size), mesh_dim_names=("dp", "tp"))
-    return shard(cut(model, mesh["tp"], options), mesh["dp"], options.parallel.precision)
-
-
-def wrap_below_hsdp(model: nn.Module, options: CreateOptions) -> nn.Module:
-    """Cut over `tp`, then shard over `shard` and repeat over `replicate`."""
-    size, replicas = options.parallel.tensor_parallel_size, options.parallel.replicas
-    shape = (replicas, dist.get_world_size() // (replicas * size), size)
-    mesh = init_device_mesh(device_of(model).type, shape, mesh_dim_names=("replicate", "shard", "tp"))
-    return shard(cut(model, mesh["tp"], options), mesh["replicate", "shard"], options.parallel.precision)
-
-
-def one_share(options: CreateOptions) -> tuple[int, int]:
-    """All ranks train on the same data."""
-    return 0, 1
-
-
-def share_of_group(options: CreateOptions) -> tuple[int, int]:
-    """Every tensor-parallel group trains on data of its own."""
-    size = options.parallel.tensor_parallel_size
-    return dist.get_rank() // size, dist.get_world_size() // size
-
-
-TP = Strategy(wrap_tensor_parallel, data_share=one_share)
-FSDP2_TP = Strategy(wrap_below_fsdp2, data_share=share_of_group)
-HSDP_TP = Strategy(wrap_below_hsdp, data_share=share_of_group)
 
 
 # -- pipeline parallel: each rank has a stage of the model, some blocks one after the other, and saves only that -------
@@ -460,22 +373,25 @@ def backward_of_stages(model: nn.Module, tokens: Tensor) -> Tensor:
     return loss
 
 
-PIPELINE = Strategy(wrap_stages, data_share=one_share, backward=backward_of_stages, in_parts=True)
-
-
 # -- strategies by name ------------------------------------------------------------------------------------------------
 
 
 BY_NAME: dict[str, Strategy] = {
-    "ddp": DDP,
-    "fsdp1": FSDP1,
-    "fsdp2": FSDP2,
-    "hsdp": HSDP,
-    "tp": TP,
-    "fsdp2-tp": FSDP2_TP,
-    "hsdp-tp": HSDP_TP,
-    "pipeline": PIPELINE,
-    "moe": EXPERT_PARALLEL,
+    # The optimizer's own state dict: parameters are integers, in the order of the groups.
+    "ddp": Strategy(wrap_ddp, without_wrapper, lambda _, optimizer: optimizer.state_dict()),
+    # Of the type that was chosen; of the local type the moments are sharded tensors.
+    "fsdp1": Strategy(
+        lambda model, options: wrap_units(model, Block, options.parallel),
+        lambda model: model.state_dict(),
+        FullyShardedDataParallel.optim_state_dict,
+    ),
+    "fsdp2": Strategy(partial(wrap_on_mesh, ("dp",))),
+    "hsdp": Strategy(partial(wrap_on_mesh, ("replicate", "shard"))),
+    "tp": Strategy(partial(wrap_on_mesh, ("tp",)), together="all"),
+    "fsdp2-tp": Strategy(partial(wrap_on_mesh, ("dp", "tp")), together="group"),
+    "hsdp-tp": Strategy(partial(wrap_on_mesh, ("replicate", "shard", "tp")), together="group"),
+    "pipeline": Strategy(wrap_stages, together="all", backward=backward_of_stages, in_parts=True),
+    "moe": Strategy(wrap_experts, backward=backward_of_experts),
 }
 
 

@@ -20,7 +20,8 @@ VALUES = {
 
 
 def check(template: str, layout: str = "composer", one_writer: bool = False) -> None:
-    options.check_file_name(template, layout, one_writer, "gpt")
+    for fault in options.name_faults(template, layout, one_writer, "gpt"):
+        raise UsageError(None, fault)
 
 
 def test_every_field_is_filled_in() -> None:

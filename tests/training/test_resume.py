@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from ckptools import api
 from ckptools.errors import ReadError
-from ckptools.training.resuming import OpenedReader, fill, here, sent_by_rank_0
+from ckptools.training.resuming import OpenedReader, fill
+from ckptools.training.run import made_by_rank_0
 from tests.training.forked import run_ranks
 from tests.training.rank_files import lone_group
 from tests.training.resumed import WITHOUT, gone_on
@@ -43,12 +44,12 @@ def read_what_is_gone(path: Path) -> None:
     """Be one rank; leaves a file of its own where it was told."""
     dist.init_process_group("gloo")
     saved = api.open(path).model["weight"]
-    assert sent_by_rank_0(saved)[:].tolist() == [1, 1, 1]
+    assert made_by_rank_0(saved.load).tolist() == [1, 1, 1]
     dist.barrier()
     if dist.get_rank() == 0:
         path.unlink()
     with pytest.raises(ReadError, match=path.name):
-        sent_by_rank_0(saved)
+        made_by_rank_0(saved.load)
     (path.parent / f"told-{dist.get_rank()}").touch()
 
 
@@ -63,4 +64,4 @@ def test_what_is_gone_while_it_is_read_is_one_line(tmp_path: Path) -> None:
     saved = api.open(tmp_path / "model.pt").model["weight"]
     (tmp_path / "model.pt").unlink()
     with lone_group(), pytest.raises(ReadError, match=r"model\.pt"):
-        fill({"weight": torch.zeros(3)}, OpenedReader({"weight": saved}, here), tmp_path)
+        fill({"weight": torch.zeros(3)}, OpenedReader(tmp_path, {"weight": saved}, broadcast=False))
