@@ -398,21 +398,18 @@ def _target(asked: Asked, files: _Files, elsewhere: dict[str, _Files], seed: int
 
 def _shown(broken: Broken, target: Target, problems: Iterable[Problem], count: int) -> tuple[str, ...]:
     """The codes of the problems that are about what was broken; where one file is all there is, every one is."""
-    files = {path.name for path in (*target.files, *target.others)}
-    graver = [p for p in problems if p.severity != "note"]
-    found = [p for p in graver if count == 1 or _blames(p, broken.asked.ranks) or _names(p, files, broken.what)]
+    files, ranks = {path.name for path in (*target.files, *target.others)}, set(broken.asked.ranks)
+
+    def is_shown(problem: Problem) -> bool:
+        # A gap of the same tensor is another rank's.
+        of_values = problem.kind in (Code.NOT_FINITE, Code.BAD_CHECKSUM)
+        return (
+            count == 1
+            or not ranks.isdisjoint(problem.all_ranks)
+            or (problem.kind in DISAGREEMENTS and not problem.all_ranks)
+            or (of_values and f" in {problem.tensor}," in f"{broken.what},")
+            or any(name in problem.message or name in problem.files for name in files)
+        )
+
+    found = [problem for problem in problems if problem.severity != "note" and is_shown(problem)]
     return tuple(dict.fromkeys(p.code + (" (a warning)" if p.severity == "warning" else "") for p in found))
-
-
-def _blames(problem: Problem, ranks: tuple[int, ...]) -> bool:
-    """Whether a problem is about one of some ranks, or about a disagreement in which no rank is the odd one."""
-    return bool({*problem.all_ranks} & {*ranks}) or (problem.kind in DISAGREEMENTS and not problem.all_ranks)
-
-
-def _names(problem: Problem, files: set[str], what: str) -> bool:
-    """Whether a problem is about one of some files, or about the tensor in which something was done."""
-    # A gap of the same tensor is another rank's.
-    of_values = problem.kind in (Code.NOT_FINITE, Code.BAD_CHECKSUM)
-    if of_values and f" in {problem.tensor}," in f"{what},":
-        return True
-    return any(name in problem.message or name in problem.files for name in files)
