@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
 import signal
 import sys
@@ -119,8 +120,8 @@ def _be_a_rank(options: CreateOptions, place: ProcessInfo, verbose: bool) -> Cre
         with in_group(options):
             return train_and_save(options, None, say if verbose else say_nothing)
     except CkptoolsError as error:
-        first = os.environ.get("LOCAL_RANK", os.environ.get("RANK")) == "0"
-        if first or isinstance(error, (WriteError, RendezvousError)):
+        number = place.number("RANK" if place.number("LOCAL_RANK") is None else "LOCAL_RANK")
+        if not number or isinstance(error, (WriteError, RendezvousError)):
             raise
         raise SystemExit(error.exit_code) from None
 
@@ -317,7 +318,7 @@ def _launch(options: CreateOptions, node: Node, run_id: str, scratch: Path, word
     from torch.distributed.elastic.rendezvous.api import RendezvousError as NotMet
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    seconds = int(options.launch.timeout) + 1
+    seconds = math.ceil(options.launch.timeout)
     configs: dict[str, Any] = {"timeout": seconds, "read_timeout": seconds}
     if node.rdzv_backend == "static":
         configs["rank"] = node.node_rank
@@ -383,7 +384,7 @@ def failure_reason(out: Path, failures: Mapping[int, ProcessFailure]) -> Excepti
     """Make an error of what the ranks died from: theirs, WriteError for a rank that was killed, or RuntimeError.
 
     When one rank dies, the others soon fail too, at the connection to it or by the launcher's SIGTERM. So a rank
-    that another signal ended is believed first, then one that says what was wrong, then the earliest.
+    that another signal ended is believed first, then one that lost no other and says what was wrong, then the earliest.
     """
     rank, failure = min(failures.items(), key=lambda item: _weight(item[1]))
     if failure.exitcode < 0:
@@ -396,7 +397,7 @@ def _weight(failure: ProcessFailure) -> tuple[bool, bool, bool, bool, int]:
     stopped = failure.exitcode == -signal.SIGTERM
     kind = _message(failure).partition(": ")[0]
     lost = kind == RendezvousError.__name__
-    return stopped, failure.exitcode >= 0, not hasattr(errors, kind), lost, failure.timestamp
+    return stopped, failure.exitcode >= 0, lost, not hasattr(errors, kind), failure.timestamp
 
 
 def _message(failure: ProcessFailure) -> str:

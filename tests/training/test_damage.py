@@ -22,7 +22,11 @@ from tests.training.conftest import Command
 from tests.training.forked import ckptools_forked, create_forked
 from tests.training.rank_files import ckptools, load, local_tensors
 
-ASKED = tuple(f"{name}:{'1-2' if kind.two else '1'}" for name, kind in KINDS.items() if "run" not in kind.others)
+ASKED = tuple(
+    f"{name}:{'1-2' if kind.others == 'second rank' else '1'}"
+    for name, kind in KINDS.items()
+    if "run" not in kind.others
+)
 """Every kind that needs no other run."""
 
 
@@ -133,7 +137,7 @@ def test_what_verify_does_not_find_is_not_said_to_be_shown(ranks: Path, torchrun
 def test_a_real_older_step_and_a_real_other_run_are_shown_with_their_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "create", lambda options, verbose=False: create_forked(replace(options, damage="")))
+    monkeypatch.setattr(launch, "_start_ranks", lambda options, *_, **__: create_forked(replace(options, damage="")))
     created = create(CreateOptions(tmp_path / "run", world_size=3, steps=2, damage="stale:1,mixed-run:2"))
     assert [(broken.asked.kind, broken.asked.rank) for broken in created.damage] == [("stale", 1), ("mixed-run", 2)]
     assert all("CK006" in broken.shown for broken in created.damage)

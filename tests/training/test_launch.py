@@ -42,6 +42,12 @@ def test_the_rank_that_knows_why_is_believed(tmp_path: Path) -> None:
     assert str(error) == "run: could not be written: disk full"
 
 
+def test_a_rank_that_lost_another_is_believed_last(tmp_path: Path) -> None:
+    lost = failure(tmp_path, 0, 1, "RendezvousError: rank 0 lost the connection to another rank")
+    error = explained(lost, failure(tmp_path, 1, 1, "ValueError: wrong"))
+    assert str(error) == "rank 1: ValueError: wrong"
+
+
 def test_a_mistake_of_ours_stays_one(tmp_path: Path) -> None:
     error = explained(failure(tmp_path, 0, 1, "ValueError: wrong\nat some length"))
     assert (type(error), str(error)) == (RuntimeError, "rank 0: ValueError: wrong")
