@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ckptools.training.output import FULL_STATE
+from ckptools.training.options import FULL_STATE
 from ckptools.training.rank import say
 
 

@@ -12,9 +12,11 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckptools.cluster.environment import restarts
 from ckptools.errors import UsageError
 from ckptools.text import plural
-from ckptools.training.options import BACKENDS, BackendOptions
+from ckptools.training import output
+from ckptools.training.options import BACKENDS, BackendOptions, CreateOptions, check_torch, check_world_size
 
 if TYPE_CHECKING:
     import torch
@@ -106,6 +108,21 @@ def chosen_here(options: BackendOptions, local_world_size: int | None = None) ->
     """Choose on this machine; a launcher has set how many ranks a node has where that is not given."""
     count = local_world_size or os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1
     return choose(options, int(count), of_this_machine())
+
+
+def check_here(options: CreateOptions, world_size: int, nproc: int) -> None:
+    """Refuse what cannot be run here: on so many ranks, with this torch, on this machine, into the folder; asks torch.
+
+    Raises:
+        UsageError: as `check_world_size`, `check_torch` and `choose`.
+        OutputExistsError: the folder holds a checkpoint already.
+    """
+    check_world_size(options, world_size)
+    check_torch(options)
+    chosen_here(options.hardware, nproc)
+    # Checkpoints that a run has saved before it was started again, or that it goes on from, are not in its way.
+    if not (restarts() or (options.several and options.resuming.goes_on_in(options.out))):
+        output.refuse_existing(options.out, options.force)
 
 
 def own_device(chosen: Chosen) -> torch.device:

@@ -27,12 +27,11 @@ from ckptools.cluster.environment import (
     derive,
     is_loopback,
     missing_variables,
-    restarts,
 )
 from ckptools.errors import CkptoolsError, RendezvousError, UsageError, WriteError, remade
 from ckptools.text import first_line, plural
 from ckptools.training import backends, damage, output, worker
-from ckptools.training.options import CreateOptions, LaunchOptions, check_options, check_torch, check_world_size
+from ckptools.training.options import CreateOptions, LaunchOptions, check_options
 from ckptools.training.output import Created
 
 if TYPE_CHECKING:
@@ -62,25 +61,10 @@ def create(options: CreateOptions, verbose: bool = False) -> Created:
     node = this_node(options.launch, options.world_size, place)
     damage.check(options, node.world_size, own_ranks=node.nnodes == 1)
     if node.world_size is not None:
-        check(options, node.world_size, node.nproc)
+        backends.check_here(options, node.world_size, node.nproc)
     with tempfile.TemporaryDirectory(prefix="ckptools-") as scratch:
         runs = _other_runs(options, node, Path(scratch))
         return _damaged(_start_ranks(options, node, Path(scratch), verbose), options, runs)
-
-
-def check(options: CreateOptions, world_size: int, nproc: int) -> None:
-    """Refuse what does not go with a number of ranks, with this machine or with the folder; imports torch.
-
-    Raises:
-        UsageError: as `check_world_size`, `check_torch` and `backends.choose`.
-        OutputExistsError: the folder holds a checkpoint already.
-    """
-    check_world_size(options, world_size)
-    check_torch(options)
-    backends.chosen_here(options.hardware, nproc)
-    # Checkpoints that a run has saved before it was started again, or that it goes on from, are not in its way.
-    if not (restarts() or (options.several and options.resuming.goes_on_in(options.out))):
-        output.refuse_existing(options.out, options.force)
 
 
 # -- be a rank ---------------------------------------------------------------------------------------------------------

@@ -344,7 +344,12 @@ def _write(
     The planner says which rank writes what several hold. A rank's items are dealt out to `files` files, each written by
     a thread of its own.
     """
-    writer = FileSystemWriter(folder, options.files_per_rank == "one", thread_count=files, **_item_format(options))
+    item_format: dict[str, Any] = {}
+    if options.items == "safetensors":
+        from torch.distributed.checkpoint.filesystem import SerializationFormat  # not in torch 2.6
+
+        item_format["serialization_format"] = SerializationFormat.SAFETENSORS
+    writer = FileSystemWriter(folder, options.files_per_rank == "one", thread_count=files, **item_format)
     if not options.async_save:
         dcp_save(content, storage_writer=writer, planner=planner)
         return
@@ -354,15 +359,6 @@ def _write(
     written: Any = async_save(content, storage_writer=writer, planner=planner, process_group=group)
     written.result()
     dist.destroy_process_group(group)
-
-
-def _item_format(options: FileOptions) -> dict[str, Any]:
-    """How a tensor is written, in torch's words: an archive of its own, or all of a file as safetensors."""
-    if options.items == "torch":
-        return {}
-    from torch.distributed.checkpoint.filesystem import SerializationFormat
-
-    return {"serialization_format": SerializationFormat.SAFETENSORS}
 
 
 class CopyingPlanner(DefaultSavePlanner):

@@ -22,7 +22,6 @@ from ckptools.errors import UsageError
 from ckptools.model.regions import chunk
 from ckptools.option import option
 from ckptools.text import parse_bytes
-from ckptools.training.output import FULL_STATE
 
 # -- the options -------------------------------------------------------------------------------------------------------
 
@@ -33,6 +32,9 @@ SCHEDULERS = ("cosine", "lambda")
 
 # Of each block, with moe.
 EXPERTS = 4
+
+# File of the gathered state; its name fits no rank file's pattern.
+FULL_STATE = "full.pt"
 
 # The strategies that each layout is written with outside ckptools.
 LAYOUTS: dict[str, tuple[str, ...]] = {

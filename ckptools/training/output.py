@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from ckptools.errors import OutputExistsError, UsageError
 from ckptools.files.partial_files import sync_folder
+from ckptools.training.options import FULL_STATE
 
 if TYPE_CHECKING:
     from ckptools.training.damage import Broken
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 CHECKPOINT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".distcp", ".safetensors")
 
 METADATA = ".metadata"
-
-# File of the gathered state; its name fits no rank file's pattern.
-FULL_STATE = "full.pt"
 
 # Losses of a run so far, for the run that goes on from there.
 LOSSES = "losses.csv"

@@ -24,7 +24,6 @@ from ckptools.cluster.environment import NEEDED, restarts
 from ckptools.errors import RendezvousError, UsageError, WriteError
 from ckptools.text import first_line
 from ckptools.training import backends, layouts, output
-from ckptools.training.launch import check
 from ckptools.training.options import CreateOptions, LaunchOptions, flat, tells_step
 from ckptools.training.output import Created
 from ckptools.training.resuming import SAVED, remember, resume, to_go_on_from
@@ -108,7 +107,7 @@ def train_and_save(options: CreateOptions, partial: Path | None, report: Say) ->
     with quiet(), ExitStack() as stack:
         _agree(options)
         nproc = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
-        made_by_rank_0(lambda: check(options, dist.get_world_size(), nproc))
+        made_by_rank_0(lambda: backends.check_here(options, dist.get_world_size(), nproc))
         if partial is None:
             # Other nodes may call the same folder OUT by another path.
             named = output.partial_folder(options.out, uuid.uuid4().hex)

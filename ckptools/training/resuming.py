@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial as given
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +39,9 @@ from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UsageError
 from ckptools.files.opening import path_of
 from ckptools.formats.open import open_checkpoint
 from ckptools.ls import rows
+from ckptools.ls.record import CheckpointRow
 from ckptools.ls.rows import NO_MODEL, row_of
 from ckptools.ls.search import Opened, RunSearch
-from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import NumpyArray, nodes_in
 from ckptools.text import first_line, plural
 from ckptools.training import output
@@ -58,8 +58,8 @@ from ckptools.training.model import (
     restore_random_states,
     trained_names,
 )
-from ckptools.training.options import OPTIMIZERS, CreateOptions
-from ckptools.training.output import FULL_STATE, opened_by
+from ckptools.training.options import FULL_STATE, OPTIMIZERS, CreateOptions
+from ckptools.training.output import opened_by
 from ckptools.training.run import Run, Say, made_by_rank_0
 
 if TYPE_CHECKING:
@@ -86,8 +86,14 @@ class OpenedReader(FileSystemReader):
         self.tensors, self.broadcast = tensors, broadcast
 
     def read_metadata(self, *_: Any, **_more: Any) -> Metadata:
-        """Describe every tensor as one piece: how it lies in the files is for ckptools to know."""
-        return Metadata({key: _described(saved) for key, saved in self.tensors.items()}, storage_data={})
+        """Describe every tensor as one chunk: how it lies in the files is for ckptools to know."""
+        described: dict[str, Any] = {}
+        for key, saved in self.tensors.items():
+            dtype = saved.dtype if isinstance(saved, Tensor) else getattr(torch, saved.dtype)
+            size = torch.Size(saved.shape)
+            whole = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
+            described[key] = TensorStorageMetadata(TensorProperties(dtype), size, [whole])
+        return Metadata(described, storage_data={})
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Fill the boxes that this rank asks for, tensor by tensor, on all ranks in the same order."""
@@ -104,15 +110,6 @@ class OpenedReader(FileSystemReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
-
-
-def _described(saved: Saved) -> TensorStorageMetadata:
-    """Say in DCP's words what a tensor is: one chunk that is all of it."""
-    dtype = saved.dtype if isinstance(saved, Tensor) else getattr(torch, saved.dtype)
-    size = torch.Size(saved.shape)
-    return TensorStorageMetadata(
-        TensorProperties(dtype), size, [ChunkStorageMetadata(torch.Size([0] * len(size)), size)]
-    )
 
 
 def fill(state: dict[str, Any], reader: OpenedReader) -> None:
@@ -191,11 +188,13 @@ def read(ck: api.Checkpoint, names: list[str], batch: int) -> SavedRun:
     # As the checkpoint says, else as the optimizer has counted.
     counted = (int(_plain(state["step"])) for state in moments.values() if "step" in state)
     step = max(counted, default=0) if ck.step.value is None else int(ck.step.value)
+    # One file is what one rank wrote for all, however many they were.
+    ranks = None if len(ck.files) == 1 and ck.world_size.value == 1 else ck.world_size.value
     return SavedRun(
         path=ck.path,
         folder=Path(os.path.commonpath([file.path.parent for file in ck.files])) if ck.files else ck.path,
         step=step,
-        position=_position(ck, step, len(first_of_shares(random)) or _world_size(ck), batch),
+        position=_position(ck, step, len(first_of_shares(random)) or ranks, batch),
         model=tied | plain_names,
         moments=moments,
         param_groups=_param_groups(optimizer, fqns) if optimizer else [],
@@ -203,12 +202,6 @@ def read(ck: api.Checkpoint, names: list[str], batch: int) -> SavedRun:
         scheduler=next((_plain(value) for value in ck.schedulers.values()), {}),
         random=random,
     )
-
-
-def _world_size(ck: api.Checkpoint) -> int | None:
-    """Ranks that saved it; None for one file that one rank wrote for all."""
-    size: int | None = ck.world_size.value
-    return None if len(ck.files) == 1 and size == 1 else size
 
 
 def _moments(optimizer: Optimizer, fqns: Mapping[Any, str]) -> dict[str, dict[str, Saved]]:
@@ -289,20 +282,15 @@ def resume(run: Run, paths: list[Path], report: Say) -> None:
     # The model before it was spread, without values: what it is called, how large it is and in which order.
     with torch.device("meta"):
         model = Transformer(run.options.size)
-    path = made_by_rank_0(lambda: _chosen(paths, model, report))
+    path = made_by_rank_0(lambda: newest_whole(paths, report, model))
+    if path is None:
+        raise NotWholeError(paths[-1], "is not whole, and no other checkpoint is there to go on from")
     each = run.options.resuming.load == "each"
     saved = _open(run, model, path) if each else made_by_rank_0(lambda: _open(run, model, path))
     _refuse_another(run, model, saved)
     _restore(run, saved)
     for line in _summary(run, saved):
         report(line)
-
-
-def _chosen(paths: list[Path], model: Transformer, report: Say) -> Path:
-    found = newest_whole(paths, report, model)
-    if found is None:
-        raise NotWholeError(paths[-1], "is not whole, and no other checkpoint is there to go on from")
-    return found
 
 
 def _open(run: Run, model: Transformer, path: Path) -> SavedRun:
@@ -439,22 +427,22 @@ def newest_whole(paths: Iterable[Path], report: Say, model: nn.Module | None = N
     checkpoint that is passed over is reported. The model, not wrapped, gives the shapes that FSDP1's local state dicts
     lack.
     """
-    opened = given(open_checkpoint, shapes=model)
-    found = [row_of(path.name, path, _looked_into(path, opened), [path]) for path in paths]
+    opened = partial(open_checkpoint, shapes=model)
+    found: list[CheckpointRow] = []
+    for path in paths:
+        looked_into: Opened | CkptoolsError
+        try:
+            looked_into = Opened.of(opened(path))
+        except CkptoolsError as error:
+            looked_into = error
+        found.append(row_of(path.name, path, looked_into, [path]))
     ordered, _ = rows.newest_first(found)
-    every_rank = given(opened, all_ranks=True)
+    every_rank = partial(opened, all_ranks=True)
     for row in rows.newest_whole(ordered, lambda row: rows.verified(row, every_rank, deep=True, jobs=None)):
         if row.newest_whole:
             return path_of(row.path)
         report(f"skipped {row.path}: {row.why or NO_MODEL}")
     return None
-
-
-def _looked_into(path: Path, opened: Callable[[Path], Checkpoint]) -> Opened | CkptoolsError:
-    try:
-        return Opened.of(opened(path))
-    except CkptoolsError as error:
-        return error
 
 
 def found_at(path: Path) -> list[Path]:

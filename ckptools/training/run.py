@@ -48,8 +48,7 @@ from ckptools.training.model import (
     seed_all,
     with_noise,
 )
-from ckptools.training.options import CreateOptions, name_of_any_rank, run_name
-from ckptools.training.output import FULL_STATE
+from ckptools.training.options import FULL_STATE, CreateOptions, name_of_any_rank, run_name
 from ckptools.training.strategies import Strategy
 
 T = TypeVar("T")

@@ -191,7 +191,7 @@ PRECISIONS_1 = {
 
 
 def wrap_units(model: nn.Module, unit: type[nn.Module], parallel: ParallelOptions | None = None) -> nn.Module:
-    """Wrap each module of the class `unit`, and the root with what is left."""
+    """Wrap each module of the class `unit`, and the root with what is left; choose the type of its state dict."""
     parallel = parallel or ParallelOptions()
     wrapped = FullyShardedDataParallel(
         model,
@@ -204,7 +204,14 @@ def wrap_units(model: nn.Module, unit: type[nn.Module], parallel: ParallelOption
         device_id=device_of(model),
         **_ranks(model, parallel),
     )
-    _choose_state_dict(wrapped, parallel.state_dict_type)
+    # On the CPU "offloading" copies nothing, and the tensors are then views of a buffer that FSDP1 frees.
+    offload, kind = device_of(model).type != "cpu", parallel.state_dict_type
+    configs: Any = {
+        "sharded": (ShardedStateDictConfig(offload), ShardedOptimStateDictConfig(offload)),
+        "local": (LocalStateDictConfig(offload), LocalOptimStateDictConfig(offload)),
+        "full": (FullStateDictConfig(offload, rank0_only=True), FullOptimStateDictConfig(offload, rank0_only=True)),
+    }[kind]
+    wrapped.set_state_dict_type(wrapped, StateDictType[f"{kind.upper()}_STATE_DICT"], *configs)
     return wrapped
 
 
@@ -218,19 +225,6 @@ def _ranks(model: nn.Module, parallel: ParallelOptions) -> dict[str, Any]:
     if parallel.dtensor:
         return {"device_mesh": mesh}
     return {"process_group": (mesh.get_group("shard"), mesh.get_group("replicate"))}
-
-
-def _choose_state_dict(model: nn.Module, kind: str) -> None:
-    """Choose what `state_dict` and `optim_state_dict` return from now on."""
-    # On the CPU "offloading" copies nothing, and the tensors are then views of a buffer that FSDP1 frees.
-    offload = device_of(model).type != "cpu"
-    model_config, optimizer_config = {
-        "sharded": (ShardedStateDictConfig(offload), ShardedOptimStateDictConfig(offload)),
-        "local": (LocalStateDictConfig(offload), LocalOptimStateDictConfig(offload)),
-        "full": (FullStateDictConfig(offload, rank0_only=True), FullOptimStateDictConfig(offload, rank0_only=True)),
-    }[kind]
-    kind_of_torch = StateDictType[f"{kind.upper()}_STATE_DICT"]
-    FullyShardedDataParallel.set_state_dict_type(model, kind_of_torch, model_config, optimizer_config)
 
 
 # -- tensor parallel: every matrix is cut, and each rank of a group multiplies with its own part of it -----------------
