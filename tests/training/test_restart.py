@@ -62,8 +62,10 @@ def undisturbed(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_end_is_the_same_as_without_the_death_of_a_rank(undisturbed: Path, tmp_path: Path) -> None:
-    done = create(tmp_path / "run", "--strategy", "fsdp2", "--kill", "1:5", "--max-restarts", 1)
+@pytest.mark.parametrize("launcher", ["elastic", "spawn"])
+def test_the_end_is_the_same_as_without_the_death_of_a_rank(launcher: str, undisturbed: Path, tmp_path: Path) -> None:
+    dying = ("--kill", "1:5", "--max-restarts", 1, "--launcher", launcher)
+    done = create(tmp_path / "run", "--strategy", "fsdp2", *dying)
     assert done.returncode == 0, done.stderr
     assert "rank 1 is killed\n" in done.stdout
     assert f"resumed from {tmp_path}/run/ep1-ba4-rank0.pt: step 4, epoch 1, sample 0\n" in done.stdout
