@@ -95,8 +95,8 @@ def _join(backend: str, options: CreateOptions) -> None:
 def train_and_save(options: CreateOptions, partial: Path | None, report: Say) -> Created:
     """Train with the other ranks of the group and save; every rank returns the same answer, but for `rank`.
 
-    `partial` is the folder for files in the making, which the launcher has made and removes; of ranks without one of
-    ours rank 0 does. Rank 0 alone reports.
+    `partial` is the folder for files in the making, which rank 0 makes and the launcher removes. Ranks that another
+    launcher has started are given none: then rank 0 removes it too. Rank 0 alone reports.
 
     Raises:
         UsageError: the options do not go together, on any rank, or differ.
