@@ -152,7 +152,7 @@ def joined(place: ProcessInfo, what: str, say: Say) -> Iterator[Ranks]:
     use_loopback()
     ended: list[BaseException] = []
     silence = silence_seconds()
-    with meet_ranks(MEETING_SECONDS, place.counts, say=say) as meeting:
+    with meet_ranks(MEETING_SECONDS, say=say) as meeting:
         ranks = Ranks(meeting, _hosts(meeting, what), silence)
         try:
             _connect(meeting)

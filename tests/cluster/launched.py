@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ckptools.cluster.environment import expand_counts
 from tests.training.started import PATIENCE, free_job, free_port
 
 TORCHRUN = Path(sys.executable).with_name("torchrun")
@@ -35,24 +34,24 @@ def torchrun(*words: object, tasks: Sequence[int]) -> list[str]:
 
 
 def srun(
-    *words: object, hosts: str = "localhost", tasks: str = "2", cyclic: bool = False, **variables: object
+    *words: object, hosts: str = "localhost", tasks: Sequence[int] = (2,), cyclic: bool = False, **variables: object
 ) -> list[subprocess.Popen[str]]:
     """Start `ckptools WORDS` in the tasks of a step of SLURM, by the variables that srun sets; see srun(1).
 
     Args:
         words: after `ckptools`.
         hosts: of the step, in SLURM's short form; all are this machine.
-        tasks: of each host, in SLURM's short form.
+        tasks: of each host.
         cyclic: deal the tasks out to the hosts in turn, instead of filling one after the other.
         variables: others.
     """
-    places = [(node, local) for node, count in enumerate(expand_counts(tasks)) for local in range(count)]
+    places = [(node, local) for node, count in enumerate(tasks) for local in range(count)]
     if cyclic:
         places.sort(key=lambda place: place[::-1])
     common = {
         "SLURM_JOB_ID": free_job(), "SLURM_STEP_ID": 0, "SLURM_NTASKS": len(places), "SLURM_NPROCS": len(places),
         "SLURM_STEP_NUM_TASKS": len(places), "SLURM_JOB_NODELIST": hosts, "SLURM_STEP_NODELIST": hosts,
-        "SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_DISTRIBUTION": "cyclic" if cyclic else "block",
+        "SLURM_STEP_TASKS_PER_NODE": ",".join(map(str, tasks)), "SLURM_DISTRIBUTION": "cyclic" if cyclic else "block",
         # where srun itself runs, which may be a machine that nodes do not reach
         "SLURM_LAUNCH_NODE_IPADDR": "192.0.2.1", "SLURM_SRUN_COMM_HOST": "192.0.2.1", **variables,
     }  # fmt: skip

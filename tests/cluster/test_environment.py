@@ -1,13 +1,11 @@
-"""Who a process is, from the variables of launchers and schedulers."""
+"""Who a process is, from the variables of torchrun and SLURM."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from ckptools.cli.commands.create import explain
-from ckptools.cluster.environment import Setting, derive, job_port
+from ckptools.cluster.environment import Setting, derive
 from ckptools.errors import UsageError
 from tests.training.rank_files import ckptools
 
@@ -30,24 +28,10 @@ SLURM = {
     "SLURM_JOB_NODELIST": "node[07-08]",
     "SLURM_TASKS_PER_NODE": "3,1",
 }
-OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "5",
-    "OMPI_COMM_WORLD_SIZE": "8",
-    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
-    "OMPI_COMM_WORLD_NODE_RANK": "1",
-}
-HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
-PBS = {"PBS_JOBID": "4711[2].server", "PBS_NODENUM": "2", "PBS_TASKNUM": "9"}
 
 
 def values(variables: dict[str, str]) -> dict[str, str]:
     return {name: fact.value for name, fact in derive(variables).facts.items()}
-
-
-def pbs(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "nodes").write_text("a\na\nb\nb\n")
-    return PBS | {"PBS_NODEFILE": str(tmp_path / "nodes")}
 
 
 def test_a_rank_of_torchrun_is_what_it_says() -> None:
@@ -57,17 +41,11 @@ def test_a_rank_of_torchrun_is_what_it_says() -> None:
 def test_a_task_of_srun_is_a_rank() -> None:
     expected = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1"}
     assert values(SLURM) == expected | {"MASTER_ADDR": "node07", "MASTER_PORT": "15456"}
-    assert derive(SLURM).counts == (3, 1)
 
 
 def test_tasks_dealt_out_in_turn_keep_the_node_that_srun_says() -> None:
     facts = values(SLURM | {"SLURM_PROCID": "1", "SLURM_NODEID": "1", "SLURM_LOCALID": "0"})
     assert (facts["GROUP_RANK"], facts["LOCAL_RANK"], facts["LOCAL_WORLD_SIZE"]) == ("1", "0", "1")
-
-
-@pytest.mark.parametrize(("distribution", "counts"), [("block:cyclic", (3, 1)), ("cyclic", ()), ("plane=2", ())])
-def test_ranks_of_a_node_are_told_by_their_numbers_only_where_srun_fills_node_after_node(distribution, counts):
-    assert derive(SLURM | {"SLURM_DISTRIBUTION": distribution}).counts == counts
 
 
 @pytest.mark.parametrize(("step", "port"), [("0", "15456"), ("2", "15458"), ("4294967290", "15456")])
@@ -86,53 +64,6 @@ def test_a_batch_script_or_shell_of_slurm_is_no_rank(step: dict[str, str]) -> No
     assert derive(without | step).starter is None
 
 
-def test_open_mpi_tells_node_ranks_by_equal_nodes() -> None:
-    facts = derive(OPEN_MPI).facts
-    assert facts["GROUP_RANK"] == Setting("1", "RANK // LOCAL_WORLD_SIZE")
-    assert derive(OPEN_MPI | {"OMPI_COMM_WORLD_NODE_RANK": "0"}).facts == facts
-
-
-def test_nodes_of_unequal_size_are_not_made_up() -> None:
-    assert derive(OPEN_MPI).counts == (4, 4)
-    assert derive(OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "9"}).counts == ()
-
-
-def test_where_open_mpi_ranks_meet_on_several_nodes_has_to_be_said() -> None:
-    assert derive(OPEN_MPI).missing == ("MASTER_ADDR",)
-    assert values(OPEN_MPI | {"MASTER_ADDR": "a"})["MASTER_PORT"] == "29500"
-
-
-def test_ranks_of_mpiexec_on_one_node_meet_there() -> None:
-    facts = values(HYDRA)
-    assert (facts["RANK"], facts["WORLD_SIZE"], facts["LOCAL_RANK"], facts["MASTER_ADDR"]) == (
-        "1",
-        "2",
-        "1",
-        "127.0.0.1",
-    )
-
-
-def test_mpiexec_goes_before_the_batch_script_that_it_runs_in() -> None:
-    started_by_srun = SLURM | {"SLURM_PROCID": "0"} | HYDRA
-    assert values(started_by_srun)["RANK"] == "1"
-    pmi2 = SLURM | {"PMI_RANK": "3", "PMI_SIZE": "4"}
-    assert derive(pmi2).facts["RANK"].source == "SLURM_PROCID"
-
-
-def test_pbs_gives_ranks_by_the_lines_of_its_node_file(tmp_path: Path) -> None:
-    expected = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"}
-    assert values(pbs(tmp_path)) == expected | {"MASTER_ADDR": "a", "MASTER_PORT": "22112"}
-
-
-def test_the_job_script_of_pbs_is_no_rank(tmp_path: Path) -> None:
-    assert derive(pbs(tmp_path) | {"PBS_NODENUM": "0", "PBS_TASKNUM": "1"}).starter is None
-
-
-def test_mpiexec_in_a_pbs_job_meets_at_its_first_host(tmp_path: Path) -> None:
-    facts = values(pbs(tmp_path) | {"PBS_NODENUM": "0", "PBS_TASKNUM": "1", "PMI_RANK": "3", "PMI_SIZE": "4"})
-    assert (facts["RANK"], facts["LOCAL_RANK"], facts["MASTER_ADDR"]) == ("3", "1", "a")
-
-
 def test_variables_of_torch_go_before_what_follows_from_a_job() -> None:
     facts = values(SLURM | {"MASTER_ADDR": "other", "MASTER_PORT": "1"})
     assert (facts["MASTER_ADDR"], facts["MASTER_PORT"]) == ("other", "1")
@@ -148,7 +79,6 @@ def test_an_option_goes_before_every_variable() -> None:
         ({"RANK": "one"}, "RANK is 'one', must be a number"),
         ({"RANK": "4"}, "RANK is 4, but a world of 4 has ranks 0 to 3"),
         ({"MASTER_PORT": "99999"}, "MASTER_PORT is '99999', must be a port"),
-        ({"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-"}, "SLURM_JOB_NODELIST: 'n[1-' is no list of hosts"),
     ],
 )
 def test_a_variable_that_makes_no_sense_is_named(change: dict[str, str], says: str) -> None:
@@ -157,9 +87,34 @@ def test_a_variable_that_makes_no_sense_is_named(change: dict[str, str], says: s
     assert says in str(raised.value)
 
 
-@pytest.mark.parametrize(("job", "port"), [("7", 15007), ("1234567", 19567), ("4711.server9", 19711), ("x", 15000)])
-def test_every_rank_of_a_job_makes_the_same_port_of_its_number(job: str, port: int) -> None:
-    assert job_port(job) == port
+@pytest.mark.parametrize(("job", "port"), [("7", "15007"), ("1234567", "19567"), ("x", "15000")])
+def test_every_rank_of_a_job_makes_the_same_port_of_its_number(job: str, port: str) -> None:
+    assert values(SLURM | {"SLURM_JOB_ID": job})["MASTER_PORT"] == port
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [
+        ("login", "login"),
+        ("a,b-1.site.example", "a"),
+        ("node[01-03,07],login", "node01"),
+        ("rack[1-2]n[01-02],login", "rack1n01"),
+        ("gpu[9-11]-ib", "gpu9-ib"),
+    ],
+)
+def test_ranks_meet_at_the_first_host_of_slurm_s_list(hosts: str, first: str) -> None:
+    assert values(SLURM | {"SLURM_JOB_NODELIST": hosts})["MASTER_ADDR"] == first
+
+
+@pytest.mark.parametrize("hosts", ["node[1-", "node]1[", ",a", "node[x-y]", "node[]", "a b"])
+def test_what_is_no_list_of_hosts_is_refused(hosts: str) -> None:
+    with pytest.raises(UsageError, match="is no list of hosts"):
+        derive(SLURM | {"SLURM_JOB_NODELIST": hosts})
+
+
+@pytest.mark.parametrize(("tasks", "expected"), [("3,1", "1"), ("2(x2)", "2"), ("4", None), ("2(x3)", None)])
+def test_ranks_of_this_node_are_said_by_a_list_that_is_of_this_step(tasks: str, expected: str | None) -> None:
+    assert values(SLURM | {"SLURM_TASKS_PER_NODE": tasks}).get("LOCAL_WORLD_SIZE") == expected
 
 
 def test_what_was_found_follows_and_is_missing_is_explained() -> None:

@@ -17,7 +17,7 @@ NODES = "127.0.0.[1-2,7]"
 @pytest.mark.timeout(120)
 def test_tasks_on_several_nodes_write_what_one_process_does(tmp_path):
     alone, together = tmp_path / "alone.safetensors", tmp_path / "together.safetensors"
-    tasks = ended(srun("consolidate", SOURCE, "-o", together, hosts=NODES, tasks="2,1(x2)", cyclic=True))
+    tasks = ended(srun("consolidate", SOURCE, "-o", together, hosts=NODES, tasks=(2, 1, 1), cyclic=True))
     ckptools.consolidate(SOURCE, alone)
     assert [code for code, _, _ in tasks] == [0] * 4, tasks
     assert [bool(printed) for _, printed, _ in tasks] == [True, False, False, False]
@@ -25,5 +25,5 @@ def test_tasks_on_several_nodes_write_what_one_process_does(tmp_path):
 
 
 def test_a_task_alone_has_nobody_to_meet(tmp_path):
-    [(code, printed, said)] = ended(srun("verify", SOURCE, tasks="1", hosts="no-such-host"))
+    [(code, printed, said)] = ended(srun("verify", SOURCE, tasks=(1,), hosts="no-such-host"))
     assert (code, said) == (0, "") and "4 of 4 here and complete" in printed

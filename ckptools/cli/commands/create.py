@@ -12,7 +12,7 @@ import typer
 
 from ckptools.cli.printing import Ending, remark, show
 from ckptools.cli.running import is_a_rank
-from ckptools.cluster.environment import ALLOCATIONS, NEEDED, STARTERS, ProcessInfo, Variables, derive
+from ckptools.cluster.environment import NEEDED, READ, ProcessInfo, Variables, derive
 from ckptools.errors import UsageError
 from ckptools.text import size
 from ckptools.training.options import CreateOptions
@@ -142,27 +142,18 @@ def explain(variables: Variables, place: ProcessInfo) -> str:
     return "\n".join([*_found(variables), *_follows(place)])
 
 
-def _names() -> Iterator[str]:
-    for starter in STARTERS:
-        yield from (*starter.rank, *starter.world_size, *starter.local_rank)
-        yield from (*starter.local_world_size, *starter.node_rank)
-    for allocation in ALLOCATIONS:
-        yield from (*allocation.job, *allocation.hosts, *allocation.tasks)
-    yield from ("SLURM_STEP_ID", "PBS_TASKNUM", *_MORE)
-
-
 def _found(variables: Variables) -> Iterator[str]:
-    found = [name for name in dict.fromkeys(_names()) if name in variables]
+    found = [name for name in (*READ, *_MORE) if name in variables]
     yield "found:" if found else "found: no variable of a launcher or scheduler"
     yield from _columns((name, variables[name]) for name in found)
 
 
 def _follows(place: ProcessInfo) -> Iterator[str]:
     if place.starter is None:
-        where = f" in a {place.allocation.name} job" if place.allocation else ""
+        where = " in a SLURM job" if place.job else ""
         yield f"follows: nothing started this process as a rank{where}; ckptools create starts the ranks itself"
         return
-    yield f"follows: this process is a rank that {place.starter.name} started"
+    yield f"follows: this process is a rank that {place.starter} started"
     known = [name for name in _MEANING if name in place.facts]
     rows = [(name, place.facts[name].value, _MEANING[name], f"from {place.facts[name].source}") for name in known]
     yield from _columns(rows)
