@@ -121,16 +121,13 @@ def with_other_ranks(command: str, given: dict[str, Any]) -> Iterator[None]:
     # More than 8 threads do not copy faster.
     given["jobs"] = given.get("jobs") or max(1, min(8, (os.cpu_count() or 1) // beside))
     Ending.with_torch = True
-    ranks = None
     try:
         with joined(place, " ".join(sys.argv[1:]), remark) as ranks:
             Printing.silent = ranks.rank != 0
             yield
-    except (CkptoolsError, KeyboardInterrupt):
-        Printing.silent = ranks is not None and not ranks.speaks
-        raise
-    except Exception:
-        Printing.silent = False  # every rank reports bugs of ckptools
+    except (Exception, KeyboardInterrupt):
+        # One rank comes here with an error that all share, and every rank with a bug of ours that it meets.
+        Printing.silent = False
         raise
 
 

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import TypeVar
 
-from ckptools.errors import CkptoolsError
-
 T = TypeVar("T")
 
 
@@ -25,16 +23,6 @@ class Team:
     def name(self, rank: int) -> str:
         """The name of a rank in a message: `rank 3 on node7`."""
         return f"rank {rank}"
-
-    @contextmanager
-    def own_work(self) -> Iterator[None]:
-        """Do what no other rank does; of several ranks, an error in it names this one."""
-        try:
-            yield
-        except CkptoolsError as error:
-            if self.world_size > 1 and not is_named(error):
-                raise named(error, self.name(self.rank)) from error
-            raise
 
     def share(self, weights: Sequence[int]) -> range:
         """Which of some things this rank does, by their weights: consecutive ones."""
@@ -77,16 +65,3 @@ def shares(weights: Sequence[int], count: int) -> list[range]:
         ends[owner + 1] = number + 1
     ends = list(accumulate(ends, max))
     return [range(first, end) for first, end in pairwise(ends)]
-
-
-def named(error: CkptoolsError, who: str) -> CkptoolsError:
-    """Copy an error with a rank's name before its message."""
-    copy = error.__class__.__new__(error.__class__, f"{who}: {error}")
-    copy.__dict__.update(error.__dict__)
-    copy.__dict__["of_rank"] = who
-    return copy
-
-
-def is_named(error: CkptoolsError) -> bool:
-    """Whether an error says which rank it comes from."""
-    return "of_rank" in error.__dict__

@@ -336,6 +336,5 @@ def in_ranks(
         return fetched_in_threads(work, items, threads, reads, give_up)
     every = list(items)
     own = team.share([weight(item) for item in every])
-    with team.own_work():
-        results = fetched_in_threads(work, every[own.start : own.stop], threads, reads, give_up)
+    results = fetched_in_threads(work, every[own.start : own.stop], threads, reads, give_up)
     return [result for part in team.gather(results) for result in part]

@@ -3,54 +3,61 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from torch.distributed import HashStore
 
 from ckptools.cluster import ranks
-from ckptools.cluster.ranks import Watch
-from ckptools.cluster.rendezvous import Meeting
+from ckptools.cluster.ranks import Ranks
 from ckptools.errors import ReadError
+
+Start = Callable[[int], Ranks]
 
 
 @pytest.fixture
-def meetings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Meeting]]:
-    """Three ranks that have met; looks are short."""
+def start(monkeypatch: pytest.MonkeyPatch) -> Start:
+    """Start one of three ranks, which look at each other often."""
     monkeypatch.setattr(ranks, "BEAT", 0.02)
     monkeypatch.setattr(ranks, "GRACE", 60.0)
+    monkeypatch.setattr(ranks, "FAREWELL_SECONDS", 0.1)
     store = HashStore()
-    yield [Meeting(store, "rank", number, 3, 5.0) for number in range(3)]
+    return lambda rank: Ranks(store, ["a", "b", "c"], rank, 0.5)
 
 
-def watching(meetings: list[Meeting], numbers: list[int]) -> list[Watch]:
-    found = [Watch(meetings[number], 0.5) for number in numbers]
-    for one in found:
-        one.start()
-    return found
-
-
-def failures(watches: list[Watch], seconds: float) -> list[str]:
+def failures(watching: list[Ranks], seconds: float) -> list[str]:
     """What each has noticed, once all have or the time is over."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not all(one.failure for one in watches):
+    while time.monotonic() < deadline and not all(one.failure for one in watching):
         time.sleep(0.01)
-    for one in watches:
-        one.stop()
-        one.join()
-    return [str(one.failure) for one in watches]
+    said = [str(one.failure) for one in watching]
+    for one in watching:
+        one.failed(KeyboardInterrupt())
+    return said
 
 
-def test_all_is_well_while_all_are_heard(meetings: list[Meeting]) -> None:
-    assert failures(watching(meetings, [0, 1, 2]), 1.5) == ["None"] * 3
+def test_all_is_well_while_all_are_heard(start: Start) -> None:
+    assert failures([start(0), start(1), start(2)], 1.5) == ["None"] * 3
 
 
-def test_a_rank_that_is_not_heard_is_named_to_all(meetings: list[Meeting]) -> None:
-    said = failures(watching(meetings, [0, 2]), 20)
-    assert said == ["rank 1 is gone: no sign of it for 0.5 s; was it killed?"] * 2
+def test_a_rank_that_is_not_heard_is_named(start: Start) -> None:
+    before = start(0)
+    after = start(2)
+    said = "rank 1 on b is gone: no sign of it for 0.5 s; was it killed?"
+    assert failures([before], 20) == [said]
+    assert failures([after], 20) == [said]
 
 
-def test_the_error_of_a_rank_is_that_of_all_others(meetings: list[Meeting]) -> None:
-    watches = watching(meetings, [0, 1])
-    meetings[2].fail(ReadError("x.pt", "is cut short"))
-    assert failures(watches, 20) == ["x.pt: is cut short"] * 2
+def test_the_error_of_a_rank_is_that_of_all_others(start: Start) -> None:
+    watching = [start(0), start(1)]
+    failed = start(2).failed(ReadError("x.pt", "is cut short"))
+    assert str(failed) == "rank 2 on c: x.pt: is cut short"
+    assert failures(watching, 20) == [str(failed)] * 2
+
+
+def test_an_error_of_all_ranks_names_none(start: Start) -> None:
+    three = [start(rank) for rank in range(3)]
+    with ThreadPoolExecutor(3) as together:
+        said = list(together.map(lambda one: one.failed(ReadError("x.pt", "is cut short")), three))
+    assert list(map(str, said)) == ["x.pt: is cut short"] * 3

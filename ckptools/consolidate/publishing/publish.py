@@ -418,15 +418,14 @@ class DiskOutput:
             self.paths = [made.place(path) for path, _ in layout.files]
         self.paths = team.gather(self.paths)[0]
         if self._partial is None:
-            with team.own_work():
-                for path, (final, _) in zip(self.paths, layout.files, strict=True):
-                    try:
-                        self.descriptors.append(os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0)))
-                    except OSError as error:
-                        why = (error.strerror or "").lower()
-                        text = f"the file that rank 0 has made for it cannot be opened here: {why}"
-                        raise WriteError(final, text) from error
-                    stack.callback(os.close, self.descriptors[-1])
+            for path, (final, _) in zip(self.paths, layout.files, strict=True):
+                try:
+                    self.descriptors.append(os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0)))
+                except OSError as error:
+                    why = (error.strerror or "").lower()
+                    text = f"the file that rank 0 has made for it cannot be opened here: {why}"
+                    raise WriteError(final, text) from error
+                stack.callback(os.close, self.descriptors[-1])
 
     @property
     def targets(self) -> Sequence[Target]:
@@ -440,9 +439,8 @@ class DiskOutput:
                 for framing in self._layout.framing(number):
                     write_at(descriptor, framing.offset, framing.data(crcs.__getitem__))
         if current().world_size > 1:
-            with current().own_work():
-                for descriptor in self.descriptors:
-                    os.fsync(descriptor)
+            for descriptor in self.descriptors:
+                os.fsync(descriptor)
             current().gather(None)
 
     def compare(self, files: OpenFiles, threads: int, progress: Progress) -> str:
@@ -504,8 +502,7 @@ def write(
         checksums = layout.checksums or in_bucket or journal is not None
         executor = Executor(layout.jobs, output.targets, files, checksums, records, progress, share, done, journal)
         executor.odd |= done.restore(layout.jobs, records)
-        with team.own_work():
-            written = executor.run(threads)
+        written = executor.run(threads)
         if records is not None:
             records.compare()
         regions = [*done.regions, *chain.from_iterable(team.gather(written))]
