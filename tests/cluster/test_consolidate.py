@@ -64,15 +64,24 @@ def wait_for_partial(folder: Path, started: list[subprocess.Popen[str]]) -> None
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("killed", "why"), [(1, " is gone: "), (0, ", or what started it, has ended: ")])
-def test_a_killed_rank_ends_the_other_in_one_line_without_an_output(tmp_path, killed, why):
+@pytest.mark.parametrize(
+    ("killed", "by", "why"),
+    [
+        (1, signal.SIGKILL, " is gone: "),
+        (1, signal.SIGSTOP, " is gone: Timed out waiting 2000ms for "),
+        (0, signal.SIGKILL, ", or what started it, has ended: "),
+    ],
+)
+def test_a_killed_rank_ends_the_other_in_one_line_without_an_output(tmp_path, killed, by, why):
     source, out = sparse(tmp_path / "big.safetensors", 3 << 30), tmp_path / "out"
     out.mkdir()
     zeros = ("--allow-missing", "--fill", "zero")
     started = srun("consolidate", source, "-o", out / "x.pt", "-j", 1, *zeros, CKPTOOLS_RANK_TIMEOUT=2)
     wait_for_partial(out, started)
-    started[killed].send_signal(signal.SIGKILL)
-    code, printed, said = ended(started)[1 - killed]
+    started[killed].send_signal(by)
+    [(code, printed, said)] = ended([started[1 - killed]])
+    started[killed].kill()
+    ended([started[killed]])
     assert (code, printed) == (3, "")
     assert said.startswith(f"error: rank {killed} on ") and why in said and said.count("\n") == 1
     assert [path.suffix for path in out.iterdir()] == ([] if killed else [".partial"])  # rank 0 would remove it
