@@ -53,6 +53,12 @@ def test_the_key_is_what_follows_the_bucket():
     assert (RANK_0.key, RANK_0.parent.key, RANK_0.parent.parent.key) == ("run7/ep0-ba1-rank0.pt", "run7", "")
 
 
+def test_what_lies_above_a_bucket_is_no_path_in_it():
+    bucket = RemotePath("s3://bucket")
+    assert [str(above) for above in (bucket.parent, bucket.parent.parent)] == ["s3:", "."]
+    assert (bucket.parent.key, bucket.parent.parent.key) == ("", "")
+
+
 @pytest.mark.parametrize(
     "again", [copy.deepcopy, lambda p: pickle.loads(pickle.dumps(p)), RemotePath, path_of, real_path]
 )

@@ -61,7 +61,7 @@ class RemotePath(PosixPath):
     @property
     def _depth(self) -> int:
         """How many parts name the place: a bucket or host, or on the Hub `org/name@revision`, of a model as a rule."""
-        if self.parts[0] != f"{HUB}:":
+        if self.parts[:1] != (f"{HUB}:",):
             return 2
         depth = 4 if self.parts[1:2] in (("datasets",), ("spaces",)) else 3
         # Of all names of revisions only `refs/pr/7` and `refs/convert/parquet` are written with their slashes.
