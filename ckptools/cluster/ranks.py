@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
@@ -45,7 +45,7 @@ FAREWELL_SECONDS = 5.0
 """Seconds that a rank waits after a failure until the others have cleaned up."""
 
 READING_SECONDS = 0.5
-"""Seconds that one rank has to print before the others end: their launcher may kill it as soon as one of them ends."""
+"""Seconds that one rank has to print, or to notice a loss, before the others end."""
 
 INTERRUPTED_EXIT = 130
 
@@ -116,7 +116,7 @@ def _meet(say: Callable[[str], None]) -> Ranks:
         return joining.result()
     except RuntimeError as error:
         if stores and rank != "0":  # Rank 0 has come, and finds the same.
-            time.sleep(READING_SECONDS)
+            _let_another_print()
             raise SystemExit(RendezvousError.exit_code) from None
         reason = f"the {world_size} ranks did not meet at {address}:{port}: {_of_torch(error)}; {ALONE}"
         raise RendezvousError(None, reason) from error
@@ -134,6 +134,12 @@ def _in_thread(call: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=run, daemon=True).start()
     return called
+
+
+def _let_another_print() -> None:
+    """Wait until another rank has printed the error; its launcher ends this one as soon as that has ended."""
+    with suppress(KeyboardInterrupt):
+        time.sleep(READING_SECONDS)
 
 
 def _of_torch(error: RuntimeError) -> str:
@@ -214,7 +220,7 @@ class Ranks(Team):
             how = "was interrupted" if isinstance(cause, KeyboardInterrupt) else f"failed: {first_line(cause)}"
             self._end_by(End(RendezvousError.__name__, f" {how}"), FAREWELL_SECONDS)
         if not self.speaks:
-            time.sleep(READING_SECONDS)
+            _let_another_print()
         if cause is self.failure or not isinstance(cause, CkptoolsError) or len(set(self._ends)) == 1:
             return cause
         named = cause.__class__.__new__(cause.__class__, f"{self.name(self.rank)}: {cause}")

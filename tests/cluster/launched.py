@@ -17,16 +17,22 @@ CLEAN = {
 }
 
 
-def torchrun(*words: object, tasks: Sequence[int]) -> list[str]:
+def torchrun(*words: object, tasks: Sequence[int], rdzv: str = "static") -> list[str]:
     """Run `torchrun ... WORDS` on several nodes with so many tasks each; return the stdout of each.
+
+    The nodes have numbers, or number themselves where `rdzv`, the way in which they meet, is `c10d`.
 
     Raises:
         AssertionError: one failed.
     """
     port, started = free_port(), []
     for node, nproc in enumerate(tasks):
-        own = ["--nnodes", len(tasks), "--nproc-per-node", nproc, "--node-rank", node]
-        meet = ["--master-addr", "127.0.0.1", "--master-port", port]
+        own = ["--nnodes", len(tasks), "--nproc-per-node", nproc]
+        if rdzv == "static":
+            meet = ["--node-rank", node, "--master-addr", "127.0.0.1", "--master-port", port]
+        else:
+            meet = ["--rdzv-backend", rdzv, "--rdzv-id", "a", "--rdzv-endpoint", f"127.0.0.1:{port}"]
+            meet += ["--local-addr", "127.0.0.1"]
         started.append(_started([str(TORCHRUN), *map(str, (*own, *meet, *words))], {"OMP_NUM_THREADS": "1"}))
     done = [process.communicate(timeout=PATIENCE) for process in started]
     assert [process.returncode for process in started] == [0] * len(tasks), done

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 import ckptools
-from tests.cluster.launched import ended, srun, torchrun
+from tests.cluster.launched import CLEAN, TORCHRUN, ended, srun, torchrun
 from tests.cluster.outputs import write
 from tests.sparse_files import sparse
 from tests.training.forked import ckptools_forked
@@ -50,6 +50,15 @@ def test_nodes_of_two_processes_and_of_one_write_and_say_what_one_process_does(d
     assert told == [alone.pop("told-0.txt")] * 3 and b"checksums (CRC-32): FAIL, 1 problem" in told[0]
     assert written == alone
     assert {"all.pt", "all.dcp/.metadata", "one.safetensors.manifest.json", "digests.json"} <= written.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_nodes_that_number_themselves_write_what_one_process_does(tmp_path):
+    alone, together = tmp_path / "alone.safetensors", tmp_path / "together.safetensors"
+    printed = torchrun("-m", "ckptools", "consolidate", SOURCE, "-o", together, tasks=(1, 2), rdzv="c10d")
+    ckptools.consolidate(SOURCE, alone)
+    assert sum(map(bool, printed)) == 1 and together.read_bytes() == alone.read_bytes()
 
 
 def partial_in(folder: Path) -> list[Path]:
@@ -112,6 +121,16 @@ def test_an_error_of_one_rank_is_one_line_that_names_it(damaged, tmp_path):
     assert (code, printed, other) == (4, "", (4, "", ""))
     assert said.startswith("error: rank 1 on ") and "rank3.pt: " in said and "the file is damaged" in said
     assert [path.name for path in tmp_path.iterdir()] == ["damaged"] and said.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_under_torchrun_too_an_error_is_one_line(damaged, tmp_path):
+    words = ("--standalone", "--nproc-per-node", "3", "-m", "ckptools", "consolidate", damaged, "-o", tmp_path / "x.pt")
+    done = subprocess.run([TORCHRUN, *words], capture_output=True, text=True, env=CLEAN | {"OMP_NUM_THREADS": "1"})
+    [said] = [line for line in done.stderr.splitlines() if line.startswith(("error", "interrupted"))]
+    assert said.startswith("error: rank 2 on ") and "rank3.pt: " in said
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
 
 
 @pytest.mark.timeout(120)
