@@ -241,7 +241,8 @@ class Ranks(Team):
             except RuntimeError as error:
                 # This closes the connections to the ranks that have not noticed it.
                 dist.destroy_process_group(group)
-                self._stop(self._lost(error))
+                if not self.failure and not self._end:
+                    self._stop(self._lost(error))
                 return
             failures = [(rank, end) for rank, end in enumerate(self._ends) if end and end.error]
             if failures and not self.failure and not self._end:
@@ -254,10 +255,12 @@ class Ranks(Team):
         try:
             self._store.set(f"here/{self.rank}", "")
             time.sleep(READING_SECONDS)
-            gone = [self.name(rank) for rank in range(self.world_size) if not self._store.check([f"here/{rank}"])]
+            here = [self._store.check([f"here/{rank}"]) for rank in range(self.world_size)]
         except RuntimeError:
             self.speaks = self.rank == 1
             return RendezvousError(None, f"{self.name(0)}, or what started it, has ended: its store does not answer")
+        self.speaks = self.rank == here.index(True)
+        gone = [self.name(rank) for rank, is_here in enumerate(here) if not is_here]
         return RendezvousError(None, f"{few(gone) or 'a rank'} is gone: {_of_torch(error)}; was it killed?")
 
     def _stop(self, failure: CkptoolsError) -> None:
