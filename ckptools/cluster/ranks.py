@@ -42,10 +42,10 @@ GRACE = 1.0
 """Seconds in which a rank may find by itself what is wrong: often all ranks find the same."""
 
 FAREWELL_SECONDS = 5.0
-"""Seconds that a rank waits after a failure until the others have cleaned up."""
+"""Seconds that a rank waits after a failure until the others have noticed it, or cleaned up."""
 
 READING_SECONDS = 0.5
-"""Seconds that one rank has to print, or to notice a loss, before the others end."""
+"""Seconds that one rank has to print before the others end."""
 
 INTERRUPTED_EXIT = 130
 
@@ -174,7 +174,8 @@ class Ranks(Team):
         self._ends: list[End | None] = [None] * len(hosts)
         self._end: End | None = None
         self._ended, self._noticed = threading.Event(), threading.Event()
-        self._watch = threading.Thread(target=self._watch_others, args=(watch,), name="ckptools-watch", daemon=True)
+        self._group: dist.ProcessGroup | None = watch
+        self._watch = threading.Thread(target=self._watch_others, name="ckptools-watch", daemon=True)
         self._watch.start()
 
     def name(self, rank: int) -> str:
@@ -196,7 +197,7 @@ class Ranks(Team):
             pass
         if not self.failure and exchange.exception():
             # Where a connection was lost, the watch soon finds to which rank.
-            self._noticed.wait(FAREWELL_SECONDS)
+            self._noticed.wait(2 * FAREWELL_SECONDS)
         if self.failure:
             raise self.failure
         exchange.result()
@@ -233,35 +234,37 @@ class Ranks(Team):
         self._ended.set()
         self._watch.join(seconds)
 
-    def _watch_others(self, group: dist.ProcessGroup) -> None:
-        while None in self._ends:
+    def _watch_others(self) -> None:
+        while None in self._ends and self._group:
             self._ended.wait(BEAT)
             try:
-                dist.all_gather_object(self._ends, self._end, group=group)
+                dist.all_gather_object(self._ends, self._end, group=self._group)
             except RuntimeError as error:
-                # This closes the connections to the ranks that have not noticed it.
-                dist.destroy_process_group(group)
-                if not self.failure and not self._end:
-                    self._stop(self._lost(error))
-                return
+                lost = _of_torch(error)
+                # The connections close when nothing holds the group, as the error does: so others notice it too.
+                dist.destroy_process_group(self._group)
+                self._group = None
+            if not self._group and not self.failure and not self._end:
+                self._stop(self._lost(lost))
             failures = [(rank, end) for rank, end in enumerate(self._ends) if end and end.error]
             if failures and not self.failure and not self._end:
                 rank, (kind, text) = failures[0]
                 text = f"{self.name(rank)}{text}"
                 self._stop(remade(kind, text) or RendezvousError(None, text))
 
-    def _lost(self, error: RuntimeError) -> CkptoolsError:
+    def _lost(self, how: str) -> CkptoolsError:
         """Why an exchange failed: the ranks that do not notice it too are gone."""
         try:
             self._store.set(f"here/{self.rank}", "")
-            time.sleep(READING_SECONDS)
+            time.sleep(FAREWELL_SECONDS)
             here = [self._store.check([f"here/{rank}"]) for rank in range(self.world_size)]
         except RuntimeError:
             self.speaks = self.rank == 1
             return RendezvousError(None, f"{self.name(0)}, or what started it, has ended: its store does not answer")
         self.speaks = self.rank == here.index(True)
         gone = [self.name(rank) for rank, is_here in enumerate(here) if not is_here]
-        return RendezvousError(None, f"{few(gone) or 'a rank'} is gone: {_of_torch(error)}; was it killed?")
+        who = f"{few(gone) or 'a rank'} {'are' if len(gone) > 1 else 'is'} gone"
+        return RendezvousError(None, f"{who}: {how}; was it killed?")
 
     def _stop(self, failure: CkptoolsError) -> None:
         """End this rank by another one's failure, unless it soon ends by itself."""

@@ -97,6 +97,23 @@ def test_a_killed_rank_ends_the_other_in_one_line_without_an_output(tmp_path, ki
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_of_several_killed_ranks_each_is_named_and_no_other(tmp_path):
+    source, out = sparse(tmp_path / "big.safetensors", 20 << 30), tmp_path / "out"
+    out.mkdir()
+    zeros = ("--allow-missing", "--fill", "zero")
+    started = srun("consolidate", source, "-o", out / "x.pt", "-j", 1, *zeros, tasks=(5,))
+    wait_for_partial(out, started)
+    for rank in (1, 2):
+        started[rank].kill()
+    (code, printed, said), *others = ended(started)
+    assert [code, *(other[0] for other in others)] == [3, -signal.SIGKILL, -signal.SIGKILL, 3, 3]
+    assert said.startswith("error: rank 1 on ") and ", rank 2 on " in said and " are gone: " in said
+    assert "rank 3" not in said and "rank 4" not in said and list(out.iterdir()) == []
+    assert printed == "" and [other[1:] for other in others] == [("", "")] * 4
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_what_a_killed_job_has_kept_is_taken_up_by_the_next(tmp_path):
     source, out = tmp_path / "source.safetensors", tmp_path / "out"
