@@ -47,7 +47,6 @@ LONGEST_FIRST = (
     "tests/hostile/test_corpus.py",
     "tests/browse/test_tabs.py",
     "tests/training/test_restart.py",
-    "tests/cluster/test_waiting.py",
     "tests/cli/test_json_schemas.py",
     "tests/browse/test_terminal.py",
     "tests/test_tutorial.py",
