@@ -102,7 +102,7 @@ MAX_TOTAL = 64 << 20
 
 
 def with_inside(entries: Iterable[Entry], original: Path) -> Iterator[tuple[Entry, bool]]:
-    """Yield the entries, and after each extra state the values in it, with True for such a value.
+    """Yield `(entry, False)` for each entry, and after an extra state `(value, True)` for each value in it.
 
     An extra state is an `io.BytesIO`, whose own fields are then left out, or a uint8 tensor named `_extra_state`.
     Errors about its contents name the file `original`.

@@ -307,7 +307,7 @@ SCRIPT_STYLE = """
 
 
 def document(title: str, head: str, page: str, answers: Mapping[str, str], beside: str = "", script: str = "") -> str:
-    """Make a whole document: title, heading and a text beside the heading as plain text, the page as HTML.
+    """Make a whole HTML document from plain texts (title, heading, a text beside it) and the HTML of its page.
 
     `answers` maps names of commands to their JSON objects; each gets an element with that id. The policy allows only
     `script`, ASCII from ckptools, by its SHA-256.

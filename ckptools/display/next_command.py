@@ -99,7 +99,7 @@ def instead_of_writing(named: str, following: str, problems: Iterable[Problem]) 
 
 
 def after_verify(named: str, following: str, ok: bool, all_read: bool, problems: Iterable[Problem] = ()) -> list[str]:
-    """List commands to type after a report: first to show or prove more, then as `inspect` proposes (`following`).
+    """List commands to propose after a report: `doctor` or `verify`, then the proposal of `inspect` (`following`).
 
     `named` are the arguments that open the checkpoint again, or ""; `all_read` tells whether checksums and values were
     checked.

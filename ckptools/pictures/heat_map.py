@@ -90,7 +90,7 @@ class RowScale(NamedTuple):
         return cls({role: median(values) for role, values in rows.items()}) if rows else None
 
     def color(self, value: float, role: str = "") -> str:
-        """Return the colour of a value in the row of its role."""
+        """Return the colour of a value, relative to the median of its row (`role`)."""
         middle = len(DIVERGING) // 2
         steps = round(math.log2(value) - math.log2(self.medians[role]))
         return DIVERGING[max(0, min(len(DIVERGING) - 1, middle + steps))]
