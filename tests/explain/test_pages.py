@@ -16,7 +16,7 @@ from ckptools.model.problems import Code
 from tests.schemas import SCHEMAS
 
 PACKAGE = Path(ckptools.__file__).parent
-TABLES = {PACKAGE / "model" / "problems.py", PACKAGE / "model" / "causes.py"}
+TABLES = {PACKAGE / "model" / "problems.py"}
 
 
 def test_every_code_has_one_page_and_no_page_is_for_another_code():
