@@ -21,7 +21,7 @@ from ckptools.api.watching import watch as watch
 from ckptools.errors import CkptoolsError as CkptoolsError
 from ckptools.model.checkpoint import Checkpoint as Checkpoint
 from ckptools.model.problems import Problem as Problem
-from ckptools.model.problems import show_with
+from ckptools.model.records import show_with
 from ckptools.model.shards import Shard as Shard
 from ckptools.model.tensor import Tensor as Tensor
 from ckptools.model.tree import Opaque as Opaque

@@ -65,7 +65,7 @@ from ckptools.keys.value_digests import StreamRow
 from ckptools.ls.record import COLUMNS, CheckpointRow, RunFolder, cells_of, run_folder_html
 from ckptools.match.record import Match, match_html
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import RowMethods, Rows, grouped
+from ckptools.model.records import RowMethods, Rows, grouped
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Opaque

@@ -17,7 +17,8 @@ from ckptools.display.next_command import quoted
 from ckptools.display.tables import Screen, cause_words, table, wrapped
 from ckptools.inspect.record import optimizer_lines, report_text, scheduler_words
 from ckptools.model.facts import RankFile
-from ckptools.model.problems import Problem, to_dict
+from ckptools.model.problems import Problem
+from ckptools.model.records import to_dict
 from ckptools.model.tensor import Tensor
 from ckptools.model.verdict import consequences_of, problems_by_cause
 from ckptools.stats.record import Stats, histogram

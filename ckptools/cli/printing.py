@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 from ckptools.display.drawing import Mark, mark_of, painted
 from ckptools.display.tables import PIPE, Screen
 from ckptools.errors import CkptoolsError, ReadError, UsageError
-from ckptools.model.problems import Rows, record_fields
+from ckptools.model.records import Rows, record_fields
 from ckptools.text import clip_middle, duration, encodable, plural, printable, size
 
 if TYPE_CHECKING:

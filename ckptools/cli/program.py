@@ -17,7 +17,7 @@ from ckptools.cli.options import OutputOptions, records_of, spellings
 from ckptools.cli.printing import show
 from ckptools.cli.running import one_line_errors
 from ckptools.cli.versions import version_line
-from ckptools.model.problems import grouped
+from ckptools.model.records import grouped
 
 MAX_HELP = 200
 """Longest summary of a command in characters; longer than every first line."""

@@ -31,8 +31,8 @@ from ckptools.keys.expected_names import COPIED, Original, read_original
 from ckptools.keys.paired import CutRows, PairingRule
 from ckptools.keys.pairing import pair
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import displayed, to_dict
 from ckptools.model.provenance import FILE_NAME
+from ckptools.model.records import displayed, to_dict
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import describe_for_error, leaf_at
 from ckptools.text import few, fqn_of, plural, printable, size

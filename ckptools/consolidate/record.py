@@ -14,7 +14,7 @@ from ckptools.dtypes import short
 from ckptools.errors import NoSpaceError
 from ckptools.keys.paired import Proof
 from ckptools.model.extents import read_paths
-from ckptools.model.problems import Rows, displayed, to_dict
+from ckptools.model.records import Rows, displayed, to_dict
 from ckptools.model.regions import Box, Ints
 from ckptools.model.verdict import Verdict
 from ckptools.tensor_io.stream import Copy, count_parts

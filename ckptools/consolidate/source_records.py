@@ -27,8 +27,9 @@ from ckptools.formats.open import open_again
 from ckptools.formats.options import Options
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
-from ckptools.model.problems import Code, Problem, grouped
+from ckptools.model.problems import Code, Problem
 from ckptools.model.provenance import Origin
+from ckptools.model.records import grouped
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from ckptools.dtypes import short
 from ckptools.keys.value_digests import StreamRow
-from ckptools.model.problems import Rows, as_text, displayed
+from ckptools.model.records import Rows, as_text, displayed
 from ckptools.model.regions import Ints
 from ckptools.text import clip, clip_middle, few, plural, shape, size, spans
 

@@ -30,7 +30,7 @@ from ckptools.keys.sharding import placement
 from ckptools.keys.value_digests import content_of, stream_rows
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import Cover, TangledLayoutError, cover
-from ckptools.model.problems import Rows, grouped
+from ckptools.model.records import Rows, grouped
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Tensor

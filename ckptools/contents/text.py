@@ -16,7 +16,7 @@ from ckptools.display.tables import PIPE, Column, Screen, table, value_text, wra
 from ckptools.dtypes import short
 from ckptools.keys.entries import Branch, fold, label_text, tree_of
 from ckptools.keys.value_digests import StreamRow
-from ckptools.model.problems import grouped
+from ckptools.model.records import grouped
 from ckptools.model.regions import Box, Ints
 from ckptools.text import clip, clip_middle, count, few, named_ranks, number, plural, printable, shape, size, spans
 

@@ -28,7 +28,7 @@ from ckptools.keys.entries import (
 )
 from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Rows, grouped
+from ckptools.model.records import Rows, grouped
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import (
     NUMPY_CODES,

@@ -22,7 +22,7 @@ from ckptools.formats.open import open_checkpoint
 from ckptools.keys.entries import ALL, EVERYTHING, KINDS, Selection
 from ckptools.keys.value_digests import text_of
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Rows
+from ckptools.model.records import Rows
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.fetch_ahead import Progress, no_progress, thread_count
 from ckptools.text import shape

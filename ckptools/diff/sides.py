@@ -42,8 +42,8 @@ from ckptools.keys.value_digests import (
 )
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
-from ckptools.model.problems import grouped
 from ckptools.model.rank_vote import vote
+from ckptools.model.records import grouped
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Absent, leaf_at
 from ckptools.tensor_io.fetch_ahead import fetched, parts_of_all

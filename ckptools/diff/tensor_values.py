@@ -36,7 +36,7 @@ from ckptools.keys.paired import Pairing
 from ckptools.keys.pairing import pair
 from ckptools.keys.value_digests import once
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Rows, grouped
+from ckptools.model.records import Rows, grouped
 from ckptools.model.regions import Box, contiguous_strides
 from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor

@@ -24,7 +24,7 @@ from ckptools.diff.record import (
 from ckptools.diff.sides import Contents
 from ckptools.display.drawing import mark_of, painted
 from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
-from ckptools.model.problems import grouped
+from ckptools.model.records import grouped
 from ckptools.text import and_more, clip, clip_middle, few, number, plural, printable, shape, size, spans, told_apart
 
 # -- one line for each subject: weights, moments, learning rates, random states ----------------------------------------

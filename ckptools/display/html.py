@@ -15,7 +15,8 @@ from ckptools.display.drawing import Picture, mark_of
 from ckptools.display.tables import Column, cell_text, columns_of, fields_of, key_name, value_text
 from ckptools.dtypes import short
 from ckptools.model.facts import RankFile
-from ckptools.model.problems import Problem, Rows, record_fields
+from ckptools.model.problems import Problem
+from ckptools.model.records import Rows, record_fields
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Opaque
 from ckptools.model.verdict import causes_of, consequences_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckptools.display.tables import described, key_name
 from ckptools.keys.entries import is_brief
-from ckptools.model.problems import Rows, to_dict
+from ckptools.model.records import Rows, to_dict
 from ckptools.model.tree import Opaque, scalar
 from ckptools.text import clip
 

@@ -14,7 +14,8 @@ from ckptools.display.drawing import Mark, mark_of, painted
 from ckptools.dtypes import short
 from ckptools.errors import UsageError
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Problem, Rows, record_fields
+from ckptools.model.problems import Problem
+from ckptools.model.records import Rows, record_fields
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName, scalar
 from ckptools.model.verdict import Cause, Consequence, causes_of, consequences_of

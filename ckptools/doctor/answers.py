@@ -11,7 +11,8 @@ from ckptools.display.drawing import Mark, mark_of, painted
 from ckptools.display.html import DICTS, Page
 from ckptools.display.tables import MAX_LINE, PIPE, Column, Screen, cause_words, wrapped
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Code, Problem, Rows, displayed
+from ckptools.model.problems import Code, Problem
+from ckptools.model.records import Rows, displayed
 from ckptools.model.verdict import Verdict, causes_of, consequences_of
 from ckptools.text import and_others, clip_middle, few, plural, printable
 from ckptools.training_state.steps import contradiction

@@ -32,7 +32,7 @@ from ckptools.ls.record import RunFolder
 from ckptools.ls.rows import UNORDERED, checkpoints_in, is_wrong, step_or_name
 from ckptools.match.run import match
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Rows
+from ckptools.model.records import Rows
 from ckptools.model.verdict import Verdict
 from ckptools.tensor_io.fetch_ahead import Progress
 from ckptools.text import few, plural, size

@@ -11,7 +11,8 @@ from pathlib import Path
 from ckptools.display.record_json import to_json
 from ckptools.display.tables import PIPE, Screen, wrapped
 from ckptools.errors import UsageError
-from ckptools.model.problems import Code, Forbids, Severity, displayed, remedy_of, to_dict
+from ckptools.model.problems import Code, Forbids, Severity, remedy_of
+from ckptools.model.records import displayed, to_dict
 from ckptools.text import few
 
 # -- the record of `explain`: the page of one problem code, read from `problems.md` ------------------------------------

@@ -35,7 +35,8 @@ from ckptools.formats.recipe import RANK, Part, PartsBuilder
 from ckptools.formats.shared.given_names_and_shapes import Shapes
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import Fact
-from ckptools.model.problems import Code, Problem, Rows
+from ckptools.model.problems import Code, Problem
+from ckptools.model.records import Rows
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.rules.files import missing

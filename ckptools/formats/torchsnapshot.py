@@ -36,7 +36,8 @@ from ckptools.formats.shared.merge import Merge, put
 from ckptools.formats.torch_checkpointing import check_cover, with_lost
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import Fact, ModuleOrder
-from ckptools.model.problems import Code, Problem, Rows
+from ckptools.model.problems import Code, Problem
+from ckptools.model.records import Rows
 from ckptools.model.regions import Box, Ints, contiguous_strides
 from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor

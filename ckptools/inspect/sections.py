@@ -16,7 +16,8 @@ from ckptools.keys.entries import fingerprint, is_private_value, leaves_of
 from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import Fact, RankFile
-from ckptools.model.problems import Problem, to_dict
+from ckptools.model.problems import Problem
+from ckptools.model.records import to_dict
 from ckptools.model.tensor import Tensor
 from ckptools.text import KeyPath, fqn_of, moment_utc, plural, printable, shape, size
 from ckptools.training_state.optimizers import moments_of, optimizers_of

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckptools.model.problems import displayed
+from ckptools.model.records import displayed
 from ckptools.model.tensor import Tensor
 from ckptools.text import plural, printable
 

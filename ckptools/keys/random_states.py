@@ -18,7 +18,7 @@ from ckptools.keys.value_digests import (
     stream_rows,
 )
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Rows, as_html, displayed, line_of, to_dict
+from ckptools.model.records import Rows, as_html, displayed, line_of, to_dict
 from ckptools.model.state_dict import StateDict
 from ckptools.model.tensor import Tensor
 from ckptools.text import few, plural

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from ckptools.errors import OutputExistsError, ReadError
 from ckptools.files.opening import read_json
 from ckptools.files.partial_files import PartialFiles
-from ckptools.model.problems import displayed
+from ckptools.model.records import displayed
 from ckptools.model.tree import describe_for_error
 from ckptools.text import plural
 from ckptools.torch_engine.module_shapes import NamedShape, StateDictShapes

@@ -26,7 +26,7 @@ from ckptools.files.opening import OpenFiles
 from ckptools.keys.entries import LONG, brief_args, children_inside, is_plain, rank_leaves
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
-from ckptools.model.problems import Rows, displayed
+from ckptools.model.records import Rows, displayed
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import (

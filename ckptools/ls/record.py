@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from ckptools.display.drawing import Mark
 from ckptools.display.tables import MAX_LINE, PIPE, WAYS_OUT, Column, Screen, table, wrapped
 from ckptools.formats.shared.several_checkpoints import By
-from ckptools.model.problems import Rows, Severity, displayed, grouped
+from ckptools.model.problems import Severity
+from ckptools.model.records import Rows, displayed, grouped
 from ckptools.model.verdict import Depth
 from ckptools.text import clip, clip_middle, duration, few, moment, plural, printable, size
 

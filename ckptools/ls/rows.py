@@ -31,7 +31,8 @@ from ckptools.formats.shared.several_checkpoints import (
 from ckptools.ls.record import CheckpointRow, LeftOverRow, LookedInto, RunFolder, TrackerRow, seconds_of
 from ckptools.ls.search import Opened, RunSearch
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Problem, Rows
+from ckptools.model.problems import Problem
+from ckptools.model.records import Rows
 from ckptools.model.verdict import Verdict, causes_of
 from ckptools.text import and_more, and_others, few, moment_utc
 from ckptools.training_state.sections import sections_of_kind

@@ -19,7 +19,7 @@ from ckptools.formats.registry import FORMATS, formats_from_outside, recognised
 from ckptools.formats.shared.companions import is_companion
 from ckptools.formats.shared.several_checkpoints import LINK, Tracker, trackers_in
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import grouped
+from ckptools.model.records import grouped
 from ckptools.model.tree import tensors_in
 from ckptools.model.verdict import Verdict
 from ckptools.rules.verdict import verdict_of

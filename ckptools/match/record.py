@@ -11,7 +11,7 @@ from ckptools.display.drawing import mark_of, painted
 from ckptools.display.next_command import quoted
 from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
 from ckptools.keys.renames import Rename, rename_words
-from ckptools.model.problems import Rows, displayed
+from ckptools.model.records import Rows, displayed
 from ckptools.model.regions import Ints
 from ckptools.text import clip_middle, plural, printable
 

@@ -19,7 +19,7 @@ from ckptools.keys.renames import codes_are_converted, find_renames, shapes_agre
 from ckptools.match.record import Match, MatchGroup, MatchRow
 from ckptools.match.resume import resume_rows, torch_row
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Rows, grouped
+from ckptools.model.records import Rows, grouped
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import CODES
 from ckptools.rules.verdict import verdict_of

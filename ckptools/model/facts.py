@@ -8,7 +8,7 @@ from operator import index
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ckptools.model.problems import displayed
+from ckptools.model.records import displayed
 from ckptools.model.regions import Ints
 from ckptools.text import clip_middle, few, plural, size
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
-from ckptools.model.problems import displayed, to_dict
+from ckptools.model.records import displayed, to_dict
 from ckptools.text import clip, clip_middle, plural, printable
 
 SCHEMA = "ckptools/provenance/1"

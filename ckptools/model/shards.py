@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, overload
 
 from ckptools.dtypes import ITEMSIZE
-from ckptools.model.problems import RowMethods, displayed
+from ckptools.model.records import RowMethods, displayed
 from ckptools.model.regions import Box, Ints, contiguous_strides, is_contiguous
 from ckptools.text import clip_middle
 from ckptools.text import shape as shape_text

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ckptools.model.problems import as_html, line_of, to_plain
+from ckptools.model.records import as_html, line_of, to_plain
 from ckptools.model.tensor import Tensor
 from ckptools.text import clip_middle, no_such_key, plural
 

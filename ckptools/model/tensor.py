@@ -12,7 +12,7 @@ from ckptools.dtypes import ITEMSIZE, short
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.model.extents import Extents
 from ckptools.model.facts import RankFile
-from ckptools.model.problems import Rows, as_html, displayed, line_of, to_dict
+from ckptools.model.records import Rows, as_html, displayed, line_of, to_dict
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Encoded, Shard, ShardSequence, Source
 from ckptools.text import KeyPath, clip_middle, few, fqn_of, plural, shape, size

@@ -9,7 +9,7 @@ from copy import copy
 from itertools import chain
 from typing import Any
 
-from ckptools.model.problems import MAX_LINE, as_html, to_plain
+from ckptools.model.records import MAX_LINE, as_html, to_plain
 from ckptools.model.tensor import Tensor
 from ckptools.text import Key, KeyPath, clip, clip_middle, printable
 

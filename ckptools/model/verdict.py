@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from ckptools.model.problems import Code, Problem, Severity, displayed, remedy_of, to_dict
+from ckptools.model.problems import Code, Problem, Severity, remedy_of
+from ckptools.model.records import displayed, to_dict
 from ckptools.text import and_more, and_others, clip, clip_middle, few, is_within, named_ranks, plural, printable
 
 # -- causes: problems grouped by their cause, each with its remedy; consequences of lost files apart -------------------

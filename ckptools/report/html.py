@@ -42,7 +42,8 @@ from ckptools.inspect.sections import report_json
 from ckptools.keys.entries import EVERYTHING, Entry, Selection, tensor_entries
 from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Code, Problem, Rows, grouped, worst_first
+from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.model.records import Rows, grouped
 from ckptools.model.verdict import Cause, Consequence, Verdict, causes_of, consequences_of
 from ckptools.pictures.heat_map import heat_map, rms_cells
 from ckptools.pictures.rank_map import bytes_by_section, rank_map

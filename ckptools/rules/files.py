@@ -11,7 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ckptools.model.problems import Code, Problem, Severity, grouped
+from ckptools.model.problems import Code, Problem, Severity
+from ckptools.model.records import grouped
 from ckptools.text import few
 
 Place = Mapping[str, int | str]

@@ -8,8 +8,9 @@ from dataclasses import replace
 from ckptools.dtypes import ITEMSIZE, is_floating
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
-from ckptools.model.problems import Code, Problem, grouped, worst_first
+from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.rank_vote import vote
+from ckptools.model.records import grouped
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor

@@ -21,7 +21,8 @@ from ckptools.files.opening import OpenFiles
 from ckptools.keys.entries import Entry, Selection
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover, cover_problem
-from ckptools.model.problems import Code, grouped
+from ckptools.model.problems import Code
+from ckptools.model.records import grouped
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 from ckptools.display.drawing import Mark, painted
 from ckptools.display.tables import NAME_ROOM, PIPE, Column, Screen, table, wrapped
 from ckptools.dtypes import short
-from ckptools.model.problems import MAX_LINE, Looked, Rows, Severity, as_html, displayed, grouped, to_dict
+from ckptools.model.problems import Severity
+from ckptools.model.records import MAX_LINE, Looked, Rows, as_html, displayed, grouped, to_dict
 from ckptools.model.regions import Ints
 from ckptools.text import clip, clip_middle, clip_name, count, encodable, first_few, plural, printable, shape
 

@@ -17,7 +17,8 @@ from ckptools.errors import CkptoolsError, ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.keys.entries import layer_and_role
 from ckptools.keys.value_digests import once
-from ckptools.model.problems import Looked, Severity, grouped
+from ckptools.model.problems import Severity
+from ckptools.model.records import Looked, grouped
 from ckptools.model.shards import Shard
 from ckptools.stats.passes import MeasuredPart, located, numbers
 from ckptools.stats.record import Oddity, Stats, Suspect, Suspects

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import NotWholeError, ReadError
 from ckptools.files.opening import OpenFiles
-from ckptools.model.problems import Code, Differing, Problem, grouped
+from ckptools.model.problems import Code, Differing, Problem
 from ckptools.model.rank_vote import vote
+from ckptools.model.records import grouped
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Rounded

@@ -11,7 +11,7 @@ from ckptools.dtypes import is_floating
 from ckptools.errors import RefusedError
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import GivenNames, ModuleOrder
-from ckptools.model.problems import Rows, displayed, to_dict
+from ckptools.model.records import Rows, displayed, to_dict
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import NumpyScalar, describe_for_error

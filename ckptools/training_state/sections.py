@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from ckptools.dtypes import is_floating, short
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Rows, displayed, to_dict
+from ckptools.model.records import Rows, displayed, to_dict
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Lost, NumpyArray, Opaque, children_of, nodes_in, tensors_in
 from ckptools.text import KeyPath, clip_middle, fqn_of, plural, size

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from ckptools.display.drawing import HEADLINES, MARKS
 from ckptools.display.record_json import to_json
 from ckptools.display.tables import PIPE, Column, Screen, cause_lines, table, wrapped
-from ckptools.model.problems import AFTER_DEEP, WHICH_COPY, Looked, Problem, Rows, displayed, to_dict
+from ckptools.model.problems import AFTER_DEEP, WHICH_COPY, Problem
+from ckptools.model.records import Looked, Rows, displayed, to_dict
 from ckptools.model.verdict import Verdict, causes_of, consequences_of, plural_of, without_consequences
 from ckptools.text import clip_middle, plural, size
 

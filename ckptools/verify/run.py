@@ -19,7 +19,8 @@ from ckptools.keys.entries import EVERYTHING
 from ckptools.keys.value_digests import NUMBERS, ByRank, Owner, random_states
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
-from ckptools.model.problems import Code, Problem, Rows, grouped
+from ckptools.model.problems import Code, Problem
+from ckptools.model.records import Rows, grouped
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ckptools.display.tables import PIPE, Screen
 from ckptools.ls.record import CheckpointRow, change_line, seconds_of
-from ckptools.model.problems import Rows, displayed, to_dict
+from ckptools.model.records import Rows, displayed, to_dict
 from ckptools.text import clip, clip_middle, duration, few, moment, number, plural, printable
 
 EventKind = Literal[

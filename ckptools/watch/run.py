@@ -22,7 +22,7 @@ from ckptools.keys.entries import EVERYTHING
 from ckptools.ls.record import CheckpointRow, RunFolder, seconds_of
 from ckptools.ls.rows import Listing, is_proven, verified
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Rows, to_dict
+from ckptools.model.records import Rows, to_dict
 from ckptools.option import option
 from ckptools.text import clip_middle, few, moment_utc, number
 from ckptools.training_state.sections import sections_of_kind

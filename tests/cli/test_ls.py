@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from ckptools.cli import app
 from ckptools.ls.record import CheckpointRow, LeftOverRow, RunFolder, TrackerRow
-from ckptools.model.problems import Rows
+from ckptools.model.records import Rows
 from tests.truth import FIXTURES
 
 DCP = FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt"

@@ -7,7 +7,7 @@ from math import inf, nan
 from typing import Any, NamedTuple
 
 from ckptools.display.record_json import answer_json, json_lines
-from ckptools.model.problems import Rows
+from ckptools.model.records import Rows
 
 
 class Told(NamedTuple):

@@ -18,7 +18,7 @@ from ckptools.api.notebook import checkpoint_html, tensor_html
 from ckptools.display.drawing import WORDS
 from ckptools.display.html import MAX_BYTES, MAX_ROWS, Limits, Page, opaque_html, rows_html, values_html
 from ckptools.display.tables import Column
-from ckptools.model.problems import Rows
+from ckptools.model.records import Rows
 from ckptools.text import plural
 from tests.display.made import HOSTILE, alone, broken_run7, checkpoint, hostile, plain, run7, sharded, snapshot
 from tests.truth import FIXTURES, WHOLE

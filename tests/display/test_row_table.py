@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from ckptools.cli import app
 from ckptools.display.tables import cell_text, rows_text
 from ckptools.errors import UsageError
-from ckptools.model.problems import Rows
+from ckptools.model.records import Rows
 from tests.display.made import HOSTILE
 from tests.truth import FIXTURES
 

@@ -18,7 +18,7 @@ from ckptools.ls.record import (
     run_folder_html,
     run_folder_text,
 )
-from ckptools.model.problems import Rows
+from ckptools.model.records import Rows
 
 SAVED = "2025-11-20T01:42:07Z"
 ROWS = (

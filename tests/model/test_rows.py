@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptools.model.problems import Code, Rows, one_line, to_dict
+from ckptools.model.problems import Code
+from ckptools.model.records import Rows, one_line, to_dict
 
 
 class Row(NamedTuple):

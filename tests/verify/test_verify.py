@@ -21,7 +21,7 @@ import ckptools
 from ckptools.cli import app
 from ckptools.errors import UsageError
 from ckptools.keys import value_digests
-from ckptools.model.problems import Rows
+from ckptools.model.records import Rows
 from ckptools.verify.record import Check, Verification, summary
 from ckptools.verify.stored_bytes import bytes_to_read
 from tests.fake_world import fake_group

@@ -86,7 +86,7 @@ def show(found: Difference, rows: RowOptions, form: AnswerOptions) -> None:
     """Print the record: every key as JSON; as text, only keys that differ, up to the limit."""
     from ckptools.diff.record import most_changed
     from ckptools.diff.text import NOT_LISTED, difference_text
-    from ckptools.model.problems import Rows
+    from ckptools.model.records import Rows
 
     every = form.json or form.jsonl
     listed_tensors = found.tensors if every else most_changed(t for t in found.tensors if t.verdict not in NOT_LISTED)

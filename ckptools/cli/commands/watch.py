@@ -46,7 +46,7 @@ def _once(watching: Following, form: EventOptions) -> bool:
     """Look once, and again if a checkpoint was still being written; return whether there is a problem."""
     from dataclasses import replace
 
-    from ckptools.model.problems import Rows
+    from ckptools.model.records import Rows
     from ckptools.watch.record import watched_text
 
     found = _first(watching)
@@ -81,7 +81,7 @@ def _first(watching: Following) -> Watched:
 
 def _print(found: Watched, jsonl: bool) -> None:
     from ckptools.display.record_json import to_json
-    from ckptools.model.problems import to_dict
+    from ckptools.model.records import to_dict
     from ckptools.watch.record import event_line
 
     as_json: Callable[[WatchEvent], str] = lambda event: to_json(to_dict(event))  # noqa: E731

@@ -16,7 +16,7 @@ from typing import Any
 from ckptools.consolidate.writers.layout import Job, OutputLayout, ReadBack, ReadTensor
 from ckptools.errors import CkptoolsError, WriteError
 from ckptools.files.opening import OpenFiles, path_of
-from ckptools.model.problems import grouped
+from ckptools.model.records import grouped
 from ckptools.tensor_io.fetch_ahead import Progress, in_ranks, in_threads
 from ckptools.tensor_io.stream import MANIFEST_SCHEMA, digest_of, tensor_bytes
 from ckptools.text import plural

@@ -33,7 +33,8 @@ from ckptools.formats.shared.companions import CompanionFiles, companions_in, pa
 from ckptools.formats.shared.several_checkpoints import ASTRAY, several, text_of
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import Fact, ModuleOrder, RankFile
-from ckptools.model.problems import Code, Problem, Rows, worst_first
+from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.model.records import Rows
 from ckptools.model.tree import describe_for_error
 from ckptools.rules.files import FileClaims, beyond
 from ckptools.text import few

@@ -22,7 +22,8 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.shared.several_checkpoints import ASTRAY, several, text_of
 from ckptools.model.facts import Fact
-from ckptools.model.problems import Code, Problem, grouped
+from ckptools.model.problems import Code, Problem
+from ckptools.model.records import grouped
 from ckptools.model.regions import Ints
 from ckptools.model.tree import Opaque, describe_for_error
 from ckptools.rules.files import FileClaims

@@ -17,7 +17,8 @@ from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_names import COUNTS_STEPS
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import Fact, GivenNames, ModuleOrder, RankFile, ReadCost
-from ckptools.model.problems import Code, Problem, Rows, worst_first
+from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.model.records import Rows
 from ckptools.model.tensor import Rounded
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved

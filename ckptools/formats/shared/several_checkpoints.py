@@ -24,7 +24,8 @@ from ckptools.files.opening import (
 )
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Code, Problem, Rows
+from ckptools.model.problems import Code, Problem
+from ckptools.model.records import Rows
 from ckptools.model.tree import describe_for_error
 from ckptools.text import few
 from ckptools.training_state.steps import step_in

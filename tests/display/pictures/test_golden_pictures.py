@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ckptools.display.drawing import Picture
-from ckptools.model.problems import Code, Problem, Rows
+from ckptools.model.problems import Code, Problem
+from ckptools.model.records import Rows
 from ckptools.model.regions import Box, chunk
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor

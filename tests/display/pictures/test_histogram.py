@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import ckptools
 from ckptools.display.drawing import WIDTH
 from ckptools.errors import UsageError
-from ckptools.model.problems import Rows
+from ckptools.model.records import Rows
 from ckptools.pictures.value_bars import ENDS, HIGH, LEFT, Bin, bar_rects, norm_bars, norm_rows, round_ticks, value_bins
 from ckptools.stats.record import Statistics, Stats
 from tests.display.pictures.svg import hovers, parsed, shown
