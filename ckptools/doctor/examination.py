@@ -26,6 +26,7 @@ from ckptools.doctor.answers import (
 )
 from ckptools.errors import CkptoolsError, ReadError, SeveralError
 from ckptools.files.opening import check_path, content_of, head_at, location, path_of, real_path, what_is
+from ckptools.formats.folder_search import MAX_DEPTH
 from ckptools.formats.open import open_checkpoint
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.ls.record import RunFolder
@@ -144,24 +145,28 @@ class _Examination:
 
     def _run_folder(self) -> RunFolder | None:
         """Find all checkpoints of the run; None if no run folder is found."""
-        folder = None if self.run is not None else self._folder_around()
-        if folder is None:
+        if self.run is not None:
             return self.run
+        folder, levels = self._folder_around()
         try:
             how = _of_run(self.how)
             others = [value for name, value in self.how.items() if name not in how]
             known = None if any(others) else self.checkpoint
-            return checkpoints_in(folder, on_found=self.on_found, known=known, **how)
+            return checkpoints_in(folder, on_found=self.on_found, known=known, levels=levels, **how)
         except CkptoolsError:
             return None
 
-    def _folder_around(self) -> Path | None:
-        """Find the run folder: the parent of a folder named after a step, else the folder of the file."""
+    def _folder_around(self) -> tuple[Path, int]:
+        """Find the run folder, and how many levels of it are searched.
+
+        It is the parent of a folder named after a step, else the folder itself. Around a file that no step names, only
+        its own folder is searched: what lies below may be of anybody, as in a home folder.
+        """
         start = self.path if self.path.is_dir() else self.path.absolute().parent
         for folder in (start.absolute(), start.absolute().parent):
             if step_in(folder.name) is not None:
-                return _as_given(folder.parent)
-        return _as_given(start)
+                return _as_given(folder.parent), MAX_DEPTH
+        return _as_given(start), MAX_DEPTH if self.path.is_dir() else 0
 
     @property
     def _is_run(self) -> bool:

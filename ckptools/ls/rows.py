@@ -16,6 +16,7 @@ from ckptools.display.tables import cause_words
 from ckptools.errors import CkptoolsError, ReadError, UnknownFormatError, UsageError
 from ckptools.files.opening import location, path_of, reading
 from ckptools.files.storage import just_written
+from ckptools.formats.folder_search import MAX_DEPTH
 from ckptools.formats.open import open_checkpoint
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.formats.shared import several_checkpoints
@@ -249,6 +250,7 @@ def checkpoints_in(
     deep: bool = False,
     on_found: OnFound | None = None,
     known: Checkpoint | None = None,
+    levels: int = MAX_DEPTH,
     **how: Any,
 ) -> RunFolder:
     """List the checkpoints in a folder, the newest first, and find the newest whole one.
@@ -260,6 +262,7 @@ def checkpoints_in(
         deep: also compare checksums of verified checkpoints.
         on_found: called with the path of each checkpoint once it is opened.
         known: a checkpoint of the folder, opened with all ranks and these options, which is not opened again.
+        levels: number of levels of subfolders that are searched; 0 for the folder alone.
         how: options of `open_checkpoint`.
 
     Raises:
@@ -267,7 +270,7 @@ def checkpoints_in(
         ReadError: the folder cannot be listed.
         UsageError: the path is not a folder.
     """
-    return Listing(location(folder), deep, on_found, how=how, known=known).look()
+    return Listing(location(folder), deep, on_found, how=how, known=known, levels=levels).look()
 
 
 @dataclass
@@ -286,6 +289,7 @@ class Listing:
     how: Mapping[str, Any] = field(default_factory=dict)
     known: Checkpoint | None = None
     judge: Callable[[CheckpointRow], CheckpointRow] | None = None
+    levels: int = MAX_DEPTH
     files: dict[str, Sequence[Path]] = field(default_factory=dict)
     _opened: dict[Path, tuple[tuple[Path, ...], Stamp, Opened]] = field(default_factory=dict)
     _verified: dict[str, tuple[CheckpointRow, CheckpointRow]] = field(default_factory=dict)
@@ -305,7 +309,7 @@ class Listing:
 
         follow = bool(self.how.get("follow_symlinks"))
         search = RunSearch(self.folder, follow, opened=self._open, on_checkpoint=take)
-        search.run()
+        search.run(self.levels)
         if not rows and not self.may_be_empty:
             temporary = f"; {search.name(search.temporary[0])} is temporary" if search.temporary else ""
             tracker = f"; {search.name(search.trackers[0].path)} {search.trackers[0].why}" if search.trackers else ""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ckptools.dtypes import is_floating
 from ckptools.errors import CkptoolsError, ReadError, SeveralError, TrackerError, UnknownFormatError
 from ckptools.files.opening import common_folder, content_of, head_at
-from ckptools.formats.folder_search import FolderSearch, is_named_so
+from ckptools.formats.folder_search import MAX_DEPTH, FolderSearch, is_named_so
 from ckptools.formats.rank_search.rank_names import is_temporary, parse
 from ckptools.formats.registry import FORMATS, formats_from_outside, recognised
 from ckptools.formats.shared.companions import is_companion
@@ -73,14 +73,14 @@ class RunSearch(FolderSearch):
     trackers: list[Tracker] = field(default_factory=list)
     _paths: list[Path] = field(default_factory=list)
 
-    def run(self) -> None:
-        """Search the whole folder.
+    def run(self, levels: int = MAX_DEPTH) -> None:
+        """Search the folder and its subfolders, at most so many levels down.
 
         Raises:
             ReadError: the folder itself cannot be listed.
         """
         try:
-            self.enter(self.root)
+            self.enter(self.root, levels)
         except OSError as error:
             raise ReadError(self.root, (error.strerror or "").lower(), "no access") from error
         for path in self.damaged_saves(self._paths):

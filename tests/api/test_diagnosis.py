@@ -329,3 +329,12 @@ def test_whether_all_is_here_is_unknown_where_nothing_is_wrong_and_nothing_state
     file = next(folder.glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-8])
     assert row(ckptools.doctor(folder), WHOLE).ok is False
+
+
+def test_around_a_file_that_no_step_names_only_its_own_folder_is_searched(tmp_path):
+    torch.save({"w": torch.zeros(2)}, tmp_path / "model.pt")
+    (tmp_path / "others").mkdir()
+    (tmp_path / "others" / "theirs.pt").write_bytes(b"PK\x03\x04")
+    newest = next(row for row in examine(tmp_path / "model.pt").rows if row.question == NEWEST)
+    assert newest.evidence.startswith("1 checkpoint in")
+    assert "theirs" not in newest.evidence
