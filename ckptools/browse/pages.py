@@ -269,10 +269,10 @@ def _entries_below(session: Session, paths: Container[KeyPath]) -> dict[KeyPath,
 
 def checkpoints(session: Session, run: RunFolder) -> ListPage:
     """Make the tab of the run's checkpoints, the newest first; Enter opens one."""
-    from ckptools.ls.record import COLUMNS, WHOLE, all_cells, headline, seconds_of
+    from ckptools.ls.record import COLUMN_OF, all_cells, headline, seconds_of
 
-    cells = [(step, of_ranks, whole.partition(":")[0]) for step, of_ranks, _, whole, *_ in all_cells(run)]
-    lines = table((*COLUMNS[:2], COLUMNS[WHOLE]), cells, Screen(200))
+    cells = [(row.step, row.ranks, row.whole.partition(":")[0]) for row in all_cells(run)]
+    lines = table([COLUMN_OF[name] for name in ("step", "ranks", "whole")], cells, Screen(200))
     marks = ["good" if row.newest_whole else "bad" if row.whole is False else "" for row in run.rows]
     rows = [Row(f"{line}  ", mark, row, row.name) for line, mark, row in zip(lines[2:], marks, run.rows, strict=False)]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ckptools.display.drawing import Mark
 from ckptools.display.tables import MAX_LINE, PIPE, WAYS_OUT, Column, Screen, table, wrapped
@@ -159,18 +159,29 @@ class RunFolder:
 # -- the record of `ls` as text and as HTML: a row for each checkpoint, and the problems below -------------------------
 
 
-COLUMNS = (
-    Column("step", "number"),
-    Column("ranks", "number"),
-    Column("size", "number"),
-    Column("whole", "verdict"),
-    Column("saved", "provenance"),
-    Column("checkpoint", "name"),
-    Column("note"),
-)
+class RunCells(NamedTuple):
+    """The cells of a checkpoint's row, named as the columns."""
 
-WHOLE, SAVED = 3, 4
-"""Indices of the columns of verdicts and of times."""
+    step: str
+    ranks: str
+    size: str
+    whole: str
+    saved: str
+    checkpoint: str
+    note: str
+
+
+COLUMN_OF = {
+    "step": Column("step", "number"),
+    "ranks": Column("ranks", "number"),
+    "size": Column("size", "number"),
+    "whole": Column("whole", "verdict"),
+    "saved": Column("saved", "provenance"),
+    "checkpoint": Column("checkpoint", "name"),
+    "note": Column("note"),
+}
+
+COLUMNS = tuple(COLUMN_OF[name] for name in RunCells._fields)
 
 WRONG_COLUMNS = (Column("name", "name"), Column("why"))
 
@@ -211,26 +222,26 @@ def called(row: CheckpointRow) -> str:
 
 
 def _table(run: RunFolder, screen: Screen) -> list[str]:
-    columns = list(COLUMNS)
+    columns = dict(COLUMN_OF)
     # The table shows only the part of the verdict before the colon; the rest stands below the table.
-    cells = [[*row[:WHOLE], row[WHOLE].partition(":")[0], *row[WHOLE + 1 :]] for row in all_cells(run)]
-    days = {row[SAVED].partition(" ")[0] for row in cells} - {"-"}
+    cells = [row._replace(whole=row.whole.partition(":")[0]) for row in all_cells(run)]
+    days = {row.saved.partition(" ")[0] for row in cells} - {"-"}
     if screen.width is not None and len(cells) > 1 and len(days) == 1:  # a common day moves to the heading
-        columns[SAVED] = Column(f"saved {days.pop()}", "provenance")
-        cells = [[*row[:SAVED], row[SAVED].rpartition(" ")[2], *row[SAVED + 1 :]] for row in cells]
-    lines = table(columns, cells, screen)
+        columns["saved"] = columns["saved"]._replace(title=f"saved {days.pop()}")
+        cells = [row._replace(saved=row.saved.rpartition(" ")[2]) for row in cells]
+    lines = table([*columns.values()], cells, screen)
     left = run.checkpoints - len(run.rows)
     return [*lines, f"{left} more (--limit 0: all of them)"] if left else lines
 
 
-def all_cells(run: RunFolder) -> list[list[str]]:
+def all_cells(run: RunFolder) -> list[RunCells]:
     """Make the cells of all rows."""
     trackers = grouped(run.trackers, lambda tracker: tracker.checkpoint)
     mark = "whole" if run.ordered_by == "nothing" and run.checkpoints > 1 else "newest whole"
     return [cells_of(row, [tracker.name for tracker in trackers.get(row.name, ())], mark) for row in run.rows]
 
 
-def cells_of(row: CheckpointRow, trackers: Sequence[str] = (), newest: str = "newest whole") -> list[str]:
+def cells_of(row: CheckpointRow, trackers: Sequence[str] = (), newest: str = "newest whole") -> RunCells:
     """Make the cells of one checkpoint's row."""
     whole = "whole" if row.whole and not row.codes else clip(row.verdict, MAX_VERDICT)
     marks = [f"<- {newest}"] if row.newest_whole else []
@@ -238,16 +249,16 @@ def cells_of(row: CheckpointRow, trackers: Sequence[str] = (), newest: str = "ne
     marks += [f"{few(trackers, 2)} point{'s' if len(trackers) == 1 else ''} here"] if trackers else []
     marks += [] if row.step_agrees else ["name says another step"]
     step = "-" if row.step is None else str(row.step)
-    return [step, _ranks(row), size(row.bytes), whole, _local(row.saved), row.name, ", ".join(marks)]
+    return RunCells(step, _ranks(row), size(row.bytes), whole, _local(row.saved), row.name, ", ".join(marks))
 
 
 def change_line(event: str, row: CheckpointRow) -> str:
     """Render a change of a checkpoint in a line: `new  step 4  2/2 ranks  2.3 MiB  whole: yes  ep0-ba4-rank0.pt`."""
-    step, ranks, nbytes, whole, _, name, _ = cells_of(row)
-    ranks = ranks if not row.ranks else f"{ranks} ranks"
+    cells = cells_of(row)
+    ranks = cells.ranks if not row.ranks else f"{cells.ranks} ranks"
     newest = ["<- newest whole"] if row.newest_whole and event != "gone" else []
-    cells = [event.ljust(13), f"step {step}", ranks, nbytes, whole, name, *newest]
-    return printable("  ".join(cells))
+    facts = [f"step {cells.step}", ranks, cells.size, cells.whole, cells.checkpoint, *newest]
+    return printable("  ".join([event.ljust(13), *facts]))
 
 
 def _ranks(row: CheckpointRow) -> str:

@@ -74,6 +74,7 @@ class Code(Enum):
     LEARNING_RATES_DISAGREE = "CK205", "scheduler and param groups have different learning rates", "warning"
     RNG_STATES_EQUAL = "CK206", "RNG states equal on several ranks", "warning"
     PARAM_GROUPS = "CK207", "parameter in no param group, or in two", "error"
+    # CK208 is given to no problem.
     OPTIMIZER_STATE_SHAPE = "CK209", "optimizer state of another shape than its parameter", "error"
     OPTIMIZER_STATE_UNNAMED = "CK210", "optimizer state without a sure name", "warning"
     VALUES_ODD = "CK211", "values that are worth a look", "warning"

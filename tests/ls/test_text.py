@@ -49,20 +49,20 @@ def run(**more):
 def test_a_row_has_every_mark_that_it_deserves():
     cells = all_cells(run(trackers=Rows(TRACKERS)))
     assert [row[:4] for row in cells] == [
-        ["4", "3/4", "2.0 KiB", "NOT WHOLE: rank 3 missing"],
-        ["3", "4/4", "4.0 KiB", "whole"],
-        ["2", "one file", "10 B", "whole"],
-        ["-", "2 files", "0 B", "NOT WHOLE: cannot be opened"],
-        ["-", "2", "0 B", "not known"],
+        ("4", "3/4", "2.0 KiB", "NOT WHOLE: rank 3 missing"),
+        ("3", "4/4", "4.0 KiB", "whole"),
+        ("2", "one file", "10 B", "whole"),
+        ("-", "2 files", "0 B", "NOT WHOLE: cannot be opened"),
+        ("-", "2", "0 B", "not known"),
     ]
-    assert [row[6] for row in cells] == [
+    assert [row.note for row in cells] == [
         "being written, latest, last point here",
         "<- newest whole, good points here, name says another step",
         "",
         "",
         "",
     ]
-    assert [row[4] == "-" for row in cells] == [False, True, True, True, True]
+    assert [row.saved == "-" for row in cells] == [False, True, True, True, True]
 
 
 def test_at_80_columns_a_note_is_broken_before_the_name_of_a_file():
