@@ -368,7 +368,7 @@ def _unlike(fqn: str, mine: Tensor, theirs: Tensor) -> Iterator[str]:
 
 
 def _run_names(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Names of the run that a checkpoint states, by key."""
+    """Return what a checkpoint calls its run, such as `run_name`, by the key in its tree."""
     leaves: Iterable[tuple[KeyPath, Any]] = walk(checkpoint.tree)
     return {str(path[-1]): leaf for path, leaf in leaves if path and path[-1] in RUN_NAMES and isinstance(leaf, str)}
 

@@ -422,7 +422,7 @@ def with_param_groups(ranked: Sequence[tuple[int, dict[str, Any]]]) -> list[tupl
 
 
 def _joined(tree: dict[str, Any], pairs: Mapping[str, str]) -> dict[str, Any]:
-    """Join optimizers with their groups, by `pairs`; a rank may have lost either."""
+    """Put each optimizer and its param groups (`pairs`) into one item; a rank may have lost either file."""
     made = {name: value for name, value in tree.items() if name not in pairs.values()}
     for name, groups in pairs.items():
         if groups in tree:

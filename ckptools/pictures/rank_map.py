@@ -354,7 +354,7 @@ def _bars_drawn(bars: Sequence[ByteBar]) -> tuple[list[str], float]:
 
 
 def part_widths(bar: ByteBar, most: int) -> Iterator[tuple[float, float]]:
-    """Yield start and width of each part of a bar; the largest section fills the width."""
+    """Yield start and width of each part of a bar; a section of `most` bytes fills the width."""
     room, before = WIDTH - NAMES - SIZES, 0
     for _, nbytes in bar.dtypes:
         yield NAMES + before / most * room, nbytes / most * room

@@ -114,7 +114,7 @@ class RemoteFile:
         return data[offset - skipped : end - skipped]
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """A buffer full at `offset`."""
+        """Fill a buffer with the bytes at `offset`; return the number of bytes read."""
         data = self.read(offset, len(buffer))
         buffer[: len(data)] = data
         return len(data)

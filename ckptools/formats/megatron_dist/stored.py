@@ -414,7 +414,7 @@ class StoredState:
         return {**optimizer, "distributed": objects} if objects else optimizer
 
     def _groups_of_ranks(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the first model-parallel rank's distributed optimizer; every rank has the same groups."""
+        """Yield the param groups of the first model-parallel rank's distributed optimizer; every rank has the same."""
         seen: set[str] = set()
         for name, value in self.buffers.items():
             chained = name.partition("optimizer.")[0]
