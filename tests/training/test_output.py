@@ -9,7 +9,7 @@ from ckptools.training import output
 
 
 def touch(folder: Path, *names: str) -> list[Path]:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         (folder / name).write_text(name)
     return [folder / name for name in names]
@@ -101,7 +101,7 @@ def test_a_folder_that_is_left_empty_goes(tmp_path: Path) -> None:
 
 
 def test_a_new_sub_folder_moves_at_once(tmp_path: Path) -> None:
-    with output.open_partial_folder(tmp_path / "run", "id") as partial:
+    with output.partial_folder(tmp_path / "run", "id") as partial:
         touch_below(partial, "step-5/__0_0.distcp", "step-5/.metadata")
         made = (partial / "step-5").stat().st_ino
         output.finish(partial, tmp_path / "run")
@@ -118,7 +118,7 @@ def test_a_dcp_that_is_replaced_is_not_valid_in_between(tmp_path: Path, monkeypa
         return replace(path, target)
 
     monkeypatch.setattr(Path, "replace", watch)
-    with output.open_partial_folder(tmp_path / "run", "id") as partial:
+    with output.partial_folder(tmp_path / "run", "id") as partial:
         touch_below(partial, "step-5/__0_0.distcp", "step-5/.metadata")
         output.finish(partial, tmp_path / "run")
     assert moved == [("__0_0.distcp", False), (".metadata", False)]
@@ -126,7 +126,7 @@ def test_a_dcp_that_is_replaced_is_not_valid_in_between(tmp_path: Path, monkeypa
 
 def test_sub_folders_move_file_by_file(tmp_path: Path) -> None:
     touch_below(tmp_path, "run/ep0-ba5/notes.txt")
-    with output.open_partial_folder(tmp_path / "run", "id") as partial:
+    with output.partial_folder(tmp_path / "run", "id") as partial:
         touch_below(partial, "ep0-ba5/__0_0.distcp", "ep0-ba5/.metadata", "full.pt")
         files = output.finish(partial, tmp_path / "run")
     assert [path.relative_to(tmp_path / "run").as_posix() for path in files] == [
@@ -136,7 +136,7 @@ def test_sub_folders_move_file_by_file(tmp_path: Path) -> None:
 
 
 def test_a_failure_leaves_neither_pieces_nor_an_empty_folder(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), output.open_partial_folder(tmp_path / "run", "id") as partial:
+    with pytest.raises(KeyboardInterrupt), output.partial_folder(tmp_path / "run", "id") as partial:
         touch(partial, "ep0-ba5-rank0.pt")
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
@@ -144,14 +144,14 @@ def test_a_failure_leaves_neither_pieces_nor_an_empty_folder(tmp_path: Path) -> 
 
 def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     touch(tmp_path, "ep0-ba5-rank0.pt")
-    with pytest.raises(RuntimeError), output.open_partial_folder(tmp_path, "id") as partial:
+    with pytest.raises(RuntimeError), output.partial_folder(tmp_path, "id") as partial:
         touch(partial, "ep0-ba5-rank0.pt")
         raise RuntimeError
     assert [path.name for path in tmp_path.iterdir()] == ["ep0-ba5-rank0.pt"]
 
 
 def test_finished_files_have_moved(tmp_path: Path) -> None:
-    with output.open_partial_folder(tmp_path / "run", "id") as partial:
+    with output.partial_folder(tmp_path / "run", "id") as partial:
         touch(partial, "__0_0.distcp", ".metadata")
         files = output.finish(partial, tmp_path / "run")
     assert [path.name for path in files] == [".metadata", "__0_0.distcp"]
