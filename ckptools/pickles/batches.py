@@ -433,7 +433,7 @@ class RecordRows:
         return row, given[number - self.starts[row]]
 
     def same(self, data: bytes, start: int, row: int, number: int) -> int:
-        """Count how far the bytes of a pickle from `start` repeat the rows of this batch from `row` on; return the row behind.
+        """Find the rows from `row` on that a pickle repeats from byte `start`; return the number behind the last.
 
         One row alone counts only if no other record's class is fetched behind it.
         """
