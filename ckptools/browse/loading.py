@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ckptools.browse import pages
-from ckptools.browse.session import Looked, escaped
+from ckptools.browse.session import CheckpointReport, escaped
 from ckptools.browse.view import KEYS, OPENS, OVERVIEW, RUN, SEVERAL, STOPPED, VALUES, View
 from ckptools.display.tables import wrapped
 from ckptools.errors import CkptoolsError, ReadError, SeveralError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ckptools.stats.record import Statistics, Stats
 
 
-class Loading(View):
+class LoadingView(View):
     """Opens a checkpoint, shows the first screen, and reads and imports the rest afterwards."""
 
     def on_mount(self) -> None:
@@ -63,7 +63,7 @@ class Loading(View):
         )
         self.action_tab(OVERVIEW)
 
-    def looked(self, looked: Looked) -> None:
+    def looked(self, looked: CheckpointReport) -> None:
         """Show an opened checkpoint, and start loading the rest."""
         self.session.looked = looked
         self.pages = {RUN: self.pages[RUN]} if RUN in self.pages else {}
@@ -73,11 +73,11 @@ class Loading(View):
         self.show_tab()
         self.call_after_refresh(self._go_on, looked)
 
-    def _go_on(self, looked: Looked) -> None:
+    def _go_on(self, looked: CheckpointReport) -> None:
         self.first_screen = self.first_screen or time.perf_counter()
         self.begin("lists keys", lambda _: self._listed(looked), lambda found: self._keys(looked, *found), shown=False)
 
-    def _listed(self, looked: Looked) -> tuple[Keys, dict[str, Entry], KeyTree | None]:
+    def _listed(self, looked: CheckpointReport) -> tuple[Keys, dict[str, Entry], KeyTree | None]:
         """List the keys, and build their tree if they have changed."""
         from ckptools.browse.key_tree import KeyTree
 
@@ -85,7 +85,7 @@ class Loading(View):
         known = self.session.keys is not None and self.key_page is not None and self.session.keys.rows == keys.rows
         return keys, entries, None if known else KeyTree(keys)
 
-    def _keys(self, looked: Looked, keys: Keys, entries: dict[str, Entry], tree: KeyTree | None) -> None:
+    def _keys(self, looked: CheckpointReport, keys: Keys, entries: dict[str, Entry], tree: KeyTree | None) -> None:
         self.session.keys, self.session.entries = keys, entries
         if tree is not None:
             self.key_page = self.pages[KEYS] = pages.KeyPage(self.session, tree)
@@ -120,7 +120,7 @@ class Loading(View):
 # -- read on a key press: shards by file, statistics, elements, values of both checkpoints -----------------------------
 
 
-class RowReading(Loading):
+class RowReading(LoadingView):
     """Reads further data about the row under the cursor."""
 
     def show_key(self, page: KeyPage, name: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptools.browse.key_tree import KeyTree, TreeNode
-from ckptools.browse.session import Looked, Session, command_line, glob_of
+from ckptools.browse.session import CheckpointReport, Session, command_line, glob_of
 from ckptools.contents.record import Shown
 from ckptools.contents.show import stated
 from ckptools.contents.text import figures_line, shown_text
@@ -60,7 +60,7 @@ class PageRows:
 # -- problems ----------------------------------------------------------------------------------------------------------
 
 
-def problem_rows(looked: Looked) -> PageRows:
+def problem_rows(looked: CheckpointReport) -> PageRows:
     """Make a row for each cause, the worst first, with its remedy below; Enter leads to its problems."""
     return PageRows(list(_cause_rows(looked.report.problems)) or [Row("no problem was found", "good")])
 
@@ -122,12 +122,12 @@ class ListPage:
         return self.command(self.rows.rows[n].target if n < len(self.rows) else None)
 
 
-def overview(session: Session, looked: Looked) -> TextPage:
+def overview(session: Session, looked: CheckpointReport) -> TextPage:
     """Make the tab with the text of `inspect`."""
     return TextPage(lambda screen: report_text(looked.report, screen), command_line("inspect", session.arguments))
 
 
-def training(session: Session, looked: Looked) -> TextPage:
+def training(session: Session, looked: CheckpointReport) -> TextPage:
     """Make the tab of optimizers with their param groups, and of schedulers."""
     report = looked.report
 
@@ -145,7 +145,7 @@ def training(session: Session, looked: Looked) -> TextPage:
     return TextPage(text, command_line("inspect", session.arguments, *(["--section", here] if here else [])))
 
 
-def files(session: Session, looked: Looked) -> ListPage:
+def files(session: Session, looked: CheckpointReport) -> ListPage:
     """Make the tab of files; details are the problems of a file."""
     found = looked.checkpoint.files
     marks = {"missing": "bad", "cut": "bad", "bad": "bad", "seen": "dim", "listed": "dim"}
@@ -175,7 +175,7 @@ def _problems(problems: Sequence[Problem], screen: Screen, rank: int | None, nam
         yield from wrapped(row.text[:7], row.text[7:], screen)
 
 
-def ranks(session: Session, looked: Looked) -> ListPage:
+def ranks(session: Session, looked: CheckpointReport) -> ListPage:
     """Make the tab of ranks; details are a map of all ranks by the device mesh, and the rank's problems."""
     from ckptools.pictures.rank_map import STATES, grouping, rank_cells
 
@@ -227,7 +227,7 @@ def rank_grid(cells: Sequence[RankCell], how: Grouping, at: int, width: int) -> 
     return lines
 
 
-def unshared(session: Session, looked: Looked, full: dict[str, Shown]) -> ListPage | TextPage:
+def unshared(session: Session, looked: CheckpointReport, full: dict[str, Shown]) -> ListPage | TextPage:
     """Make the tab of values that differ between ranks; Enter reads the value of each rank."""
     ck = looked.checkpoint
     own = {**ck.unequal, **ck.per_rank}

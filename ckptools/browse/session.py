@@ -167,7 +167,7 @@ class Jobs:
 
 
 @dataclass(frozen=True)
-class Looked:
+class CheckpointReport:
     """A checkpoint and its report, as the first screen needs them."""
 
     checkpoint: Checkpoint
@@ -192,7 +192,7 @@ class Session:
     elsewhere: int = 0
     seconds: float = 0.0
     before: int = field(default_factory=lambda: File.total_read)
-    looked: Looked | None = None
+    looked: CheckpointReport | None = None
     keys: Keys | None = None
     entries: Mapping[str, Entry] = field(default_factory=dict)
     difference: Difference | None = None
@@ -200,7 +200,7 @@ class Session:
     run: RunFolder | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _one_reads: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _whole: Looked | None = None
+    _whole: CheckpointReport | None = None
 
     @property
     def nbytes(self) -> int:
@@ -228,16 +228,16 @@ class Session:
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
-    def open(self, job: BackgroundJob) -> Looked:
+    def open(self, job: BackgroundJob) -> CheckpointReport:
         """Open the checkpoint as `inspect` does, or with all ranks if it is compared."""
         checkpoint = self._opened(self.path, job, all_ranks=bool(self.other))
-        return Looked(checkpoint, inspect_report(checkpoint))
+        return CheckpointReport(checkpoint, inspect_report(checkpoint))
 
     def _opened(self, path: str, job: BackgroundJob, all_ranks: bool) -> Checkpoint:
         how = {"read_file": modules.read_file, **self.how, "all_ranks": all_ranks, "on_file": job.on_file}
         return self._counted(lambda: open_checkpoint(path, **how))
 
-    def every_rank(self, job: BackgroundJob) -> Looked:
+    def every_rank(self, job: BackgroundJob) -> CheckpointReport:
         """Return the checkpoint with all ranks; only the first job reads them, and other jobs wait for it."""
         assert self.looked is not None
         known = self.looked.checkpoint
@@ -250,7 +250,7 @@ class Session:
                 if known.options:
                     known = replace(known, options=replace(known.options, on_file=job.on_file))
                 whole = self._counted(lambda: with_all_ranks(known))
-                self._whole = Looked(whole, inspect_report(whole))
+                self._whole = CheckpointReport(whole, inspect_report(whole))
             return self._whole
         finally:
             self._one_reads.release()
@@ -260,7 +260,7 @@ class Session:
         """Whether the files are remote, so that more is read only on request."""
         return isinstance(location(self.path), RemotePath)
 
-    def list_keys(self, looked: Looked) -> tuple[Keys, dict[str, Entry]]:
+    def list_keys(self, looked: CheckpointReport) -> tuple[Keys, dict[str, Entry]]:
         """List the keys, and map each name to its entry."""
         from ckptools.contents.tree import keys_of
 

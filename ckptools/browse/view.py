@@ -16,7 +16,7 @@ from textual.widgets import Input, Static
 from ckptools.browse import pages
 from ckptools.browse.pages import KeyPage, ListPage, PageRows, TextPage
 from ckptools.browse.row_list import RowList, coloured
-from ckptools.browse.session import BackgroundJob, Jobs, JobStoppedError, Looked, Session
+from ckptools.browse.session import BackgroundJob, CheckpointReport, Jobs, JobStoppedError, Session
 from ckptools.display.drawing import MARKS
 from ckptools.display.tables import wrapped
 from ckptools.errors import CkptoolsError
@@ -212,7 +212,7 @@ class View(App[None]):
         if self.tab == VALUES:
             full = self.key_page.full if self.key_page is not None else {}
             return pages.unshared(self.session, looked, full)
-        made: dict[int, Callable[[Session, Looked], Page]] = {
+        made: dict[int, Callable[[Session, CheckpointReport], Page]] = {
             OVERVIEW: pages.overview, RANKS: pages.ranks, TRAINING: pages.training, FILES: pages.files,
         }  # fmt: skip
         return made[self.tab](self.session, looked)

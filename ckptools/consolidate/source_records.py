@@ -108,7 +108,7 @@ def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> t
     return without_records(tensor, damage), Problem(Code.BAD_CHECKSUM, text, first.rank, fqn)
 
 
-class Piece(NamedTuple):
+class CopiedBytes(NamedTuple):
     """Consecutive bytes of a tensor, by its number in the plan, with their CRC-32; 0 without checksums.
 
     The `offset` of bytes that were read is that in their file; of written ones, from the tensor's first byte.
@@ -125,14 +125,14 @@ class Piece(NamedTuple):
         return self.offset + self.nbytes
 
 
-def joined(pieces: Iterable[Piece], checksums: bool = True) -> list[Piece]:
+def joined(pieces: Iterable[CopiedBytes], checksums: bool = True) -> list[CopiedBytes]:
     """Join consecutive pieces of one record, or of one tensor, in order."""
-    found: list[Piece] = []
+    found: list[CopiedBytes] = []
     for piece in sorted(pieces, key=lambda piece: piece.offset):
         if found and found[-1].end == piece.offset:
             before = found.pop()
             crc = crc32_combine(before.crc, piece.crc, piece.nbytes) if checksums else 0
-            piece = Piece(before.job, before.offset, before.nbytes + piece.nbytes, crc)
+            piece = CopiedBytes(before.job, before.offset, before.nbytes + piece.nbytes, crc)
         found.append(piece)
     return found
 
@@ -148,7 +148,7 @@ class SourceRecords:
     def __init__(self, files: OpenFiles, jobs: Sequence[Job]) -> None:
         self.files, self.jobs = files, jobs
         self.right: set[Record] = set()
-        self._pieces: dict[Record, dict[int, Piece]] = {}
+        self._pieces: dict[Record, dict[int, CopiedBytes]] = {}
 
     @property
     def offsets(self) -> Right:
@@ -164,7 +164,7 @@ class SourceRecords:
         stored = stored_records((job.fqn, job.tensor) for job in self.jobs)
         return {key_of(one.record): one.record for one in stored if one.record.crc}
 
-    def add(self, record: Record, piece: Piece) -> None:
+    def add(self, record: Record, piece: CopiedBytes) -> None:
         """Note a piece of a record that was read; a whole record is compared at once."""
         if not record.crc:
             return
@@ -195,12 +195,12 @@ class SourceRecords:
         if team.world_size > 1:
             self.right |= {self.known[key] for keys in team.gather(list(map(key_of, self.right))) for key in keys}
 
-    def _compare_pieces(self, read: tuple[Record, Mapping[int, Piece]]) -> None:
+    def _compare_pieces(self, read: tuple[Record, Mapping[int, CopiedBytes]]) -> None:
         """Compare a record with the pieces of it that were read; the bytes between them are read now."""
         record, pieces = read
         job, crc, at = next(iter(pieces.values())).job, 0, record.offset
         with self.files.open(record.path) as file:
-            for _, piece in [*sorted(pieces.items()), (record.end, Piece(job, record.end, 0, 0))]:
+            for _, piece in [*sorted(pieces.items()), (record.end, CopiedBytes(job, record.end, 0, 0))]:
                 if piece.offset < at:
                     continue  # overlaps bytes already counted; bytes beyond those are read below
                 for data in read_pieces(file, at, piece.offset - at):
@@ -215,18 +215,18 @@ class SourceRecords:
         self.right.add(record)
 
 
-def crcs_of(jobs: Sequence[Job], pieces: Iterable[Piece], checksums: bool) -> list[int]:
+def crcs_of(jobs: Sequence[Job], pieces: Iterable[CopiedBytes], checksums: bool) -> list[int]:
     """The CRC-32 of every tensor from the pieces of it that were written; 0 without checksums.
 
     Raises:
         CkptoolsError: some bytes were not written, or twice.
     """
-    found: list[list[Piece]] = [[] for _ in jobs]
+    found: list[list[CopiedBytes]] = [[] for _ in jobs]
     for piece in pieces:
         found[piece.job].append(piece)
     crcs = []
     for number, job in enumerate(jobs):
-        written = joined(found[number], checksums) or [Piece(number, 0, 0, 0)]
+        written = joined(found[number], checksums) or [CopiedBytes(number, 0, 0, 0)]
         if [piece[1:3] for piece in written] != [(0, job.nbytes)]:
             spans = ", ".join(f"{piece.offset} to {piece.end}" for piece in written[:8])
             raise CkptoolsError(None, f"{job.fqn}: of {job.nbytes} bytes these were written: {spans}; nothing was kept")

@@ -253,7 +253,7 @@ RUN = 1 << 12
 """Values of a long sequence that are digested at a time."""
 
 
-class _Run:
+class _ValueRun:
     """Several plain values of a sequence, digested as one."""
 
     __slots__ = ("values",)
@@ -266,7 +266,7 @@ def _items(node: Any) -> Iterator[Any]:
     """The items of a sequence; numbers and texts of a long one come many at a time."""
     if len(node) < RUN or not set(map(type, node)) <= SCALARS.keys():
         return iter(node)
-    return (_Run(node[start : start + RUN]) for start in range(0, len(node), RUN))
+    return (_ValueRun(node[start : start + RUN]) for start in range(0, len(node), RUN))
 
 
 # -- one value ---------------------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def _simple(value: Any, tensors: Tensors) -> Pair | None:
         raise ReadError(None, "could not be read; verify says why" if value.name == "lost" else value.name)
     if isinstance(value, Opaque):
         return None
-    if isinstance(value, _Run):
+    if isinstance(value, _ValueRun):
         pairs = [SCALARS[type(one)](one) for one in value.values]
         return b"".join([pair[0] for pair in pairs]), b"".join([pair[1] for pair in pairs])
     if value is _ATTRIBUTES:

@@ -249,7 +249,7 @@ def _is_torn(own: frozenset[str], usual: frozenset[str]) -> bool:
     return 4 * len(lacking) >= len(usual) or any(name.partition(".")[0] in modules for name in lacking)
 
 
-class Experts(NamedTuple):
+class LayerExperts(NamedTuple):
     """The experts of one layer that are present, by number, and the number of rows of its router.
 
     Attributes:
@@ -267,7 +267,7 @@ class Experts(NamedTuple):
         return sorted(set(range(self.rows)) - self.here)
 
 
-def experts_of(model: Mapping[str, Any]) -> Iterator[Experts]:
+def experts_of(model: Mapping[str, Any]) -> Iterator[LayerExperts]:
     """The experts of each layer that has a router for them."""
     here: dict[str, set[int]] = {}
     stacked: set[str] = set()
@@ -284,6 +284,6 @@ def experts_of(model: Mapping[str, Any]) -> Iterator[Experts]:
         routers = (model.get(module + router) for router in ROUTERS)
         sizes = [r.shape for r in routers if isinstance(r, Tensor) and len(r.shape) == 2]
         if sizes and len(numbers) not in sizes[0] and len(numbers) < sizes[0][0] <= MAX_EXPERTS:
-            yield Experts(f"{module}experts", frozenset(numbers), sizes[0][0], module in stacked)
+            yield LayerExperts(f"{module}experts", frozenset(numbers), sizes[0][0], module in stacked)
         elif sizes:
-            yield Experts(f"{module}experts", frozenset(range(len(numbers))), len(numbers), module in stacked)
+            yield LayerExperts(f"{module}experts", frozenset(range(len(numbers))), len(numbers), module in stacked)

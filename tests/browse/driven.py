@@ -12,7 +12,7 @@ from textual.widgets import Static
 
 from ckptools.browse.app import Browser
 from ckptools.browse.row_list import RowList
-from ckptools.browse.session import Looked
+from ckptools.browse.session import CheckpointReport
 from ckptools.inspect.record import inspect_report
 from ckptools.model.checkpoint import Checkpoint
 
@@ -82,7 +82,7 @@ def drive(path: Path | str | Checkpoint, script: Script, other: str | Path = "",
         made = isinstance(path, Checkpoint)
         app = Browser("/ckpt/run7" if made else str(path), str(other), how)
         if isinstance(path, Checkpoint):
-            looked = Looked(path, inspect_report(path))
+            looked = CheckpointReport(path, inspect_report(path))
             app.session.open = lambda _: looked  # type: ignore[method-assign]
         async with app.run_test(size=size) as pilot:
             driven = Driven(app, pilot)

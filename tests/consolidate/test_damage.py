@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.consolidate.source_records import Piece, SourceRecords, joined
+from ckptools.consolidate.source_records import CopiedBytes, SourceRecords, joined
 from ckptools.consolidate.writers.layout import Job
 from ckptools.errors import DamagedError, NotWholeError
 from ckptools.files.opening import OpenFiles
@@ -206,7 +206,7 @@ def test_pieces_that_overlap_are_judged_as_the_record_that_they_are_of(tmp_path_
             record = Record(path, "data/0", 4, len(content), stated)
             try:
                 for a, b in data.draw(st.lists(place, min_size=1, max_size=6)):
-                    records.add(record, Piece(0, 4 + a, b - a, crc32(content[a:b])))
+                    records.add(record, CopiedBytes(0, 4 + a, b - a, crc32(content[a:b])))
                 records.compare()
             except DamagedError:
                 assert not right
@@ -268,5 +268,5 @@ def test_numbers_that_a_narrower_dtype_cannot_hold_are_told_too(tmp_path):
 
 
 def test_bytes_of_a_record_that_follow_each_other_are_one_piece_with_one_checksum():
-    parts = [Piece(0, at, len(data), zlib.crc32(data)) for at, data in ((10, b"cd"), (7, b"abc"), (20, b"x"))]
-    assert joined(parts) == [Piece(0, 7, 5, zlib.crc32(b"abccd")), parts[2]]
+    parts = [CopiedBytes(0, at, len(data), zlib.crc32(data)) for at, data in ((10, b"cd"), (7, b"abc"), (20, b"x"))]
+    assert joined(parts) == [CopiedBytes(0, 7, 5, zlib.crc32(b"abccd")), parts[2]]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import ckptools
 from ckptools.consolidate.publishing.publish import Done, JournalLine
-from ckptools.consolidate.source_records import Piece
+from ckptools.consolidate.source_records import CopiedBytes
 from ckptools.errors import DamagedError, ReadError, RefusedError, WriteError
 from ckptools.tensor_io.stream import Band, Copy
 from tests.sparse_files import sparse
@@ -132,7 +132,7 @@ def test_lines_about_bytes_that_the_plan_does_not_have_are_passed_over(source, t
     (journal,) = cut_short(source, tmp_path / "x.pt").glob("journal-*.jsonl")
     regions = [(10**6, 0, 8), (0, 10**9, 8), (0, 1 << 40, 1 << 40), (-1, 0, 8)]
     with journal.open("ab") as file:
-        file.writelines(JournalLine(Piece(job, offset, n, 0)).line() for job, offset, n in regions)
+        file.writelines(JournalLine(CopiedBytes(job, offset, n, 0)).line() for job, offset, n in regions)
     assert resumed(source, tmp_path / "x.pt") == 0
 
 
@@ -194,7 +194,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20)), max_size=8)
 def test_of_a_copy_exactly_that_is_missing_which_no_region_has(spans, offset, nbytes):
     regions, at = [], 0
     for gap, length in spans:
-        regions.append(Piece(5, at + gap, length, 0))
+        regions.append(CopiedBytes(5, at + gap, length, 0))
         at += gap + length
     done = Done([JournalLine(region) for region in regions])
     copy = Copy(Path("f"), 1000 + offset, offset, nbytes)
@@ -207,7 +207,7 @@ def test_of_a_copy_exactly_that_is_missing_which_no_region_has(spans, offset, nb
 
 def test_a_region_that_is_put_together_is_missing_unless_all_of_it_is_written():
     band = Band(None, 10, 10)  # type: ignore[arg-type]  # where it is in the tensor plays no part
-    assert list(Done([JournalLine(Piece(0, 0, 20, 0))]).missing(0, band)) == []
-    assert list(Done([JournalLine(Piece(0, 0, 19, 0))]).missing(0, band)) == [band]
-    assert list(Done([JournalLine(Piece(1, 0, 20, 0))]).missing(0, band)) == [band]
+    assert list(Done([JournalLine(CopiedBytes(0, 0, 20, 0))]).missing(0, band)) == []
+    assert list(Done([JournalLine(CopiedBytes(0, 0, 19, 0))]).missing(0, band)) == [band]
+    assert list(Done([JournalLine(CopiedBytes(1, 0, 20, 0))]).missing(0, band)) == [band]
     assert list(Done().missing(0, band)) == [band]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ckptools.cluster.team import shares
 from ckptools.consolidate.shares import ALL, GRAIN, shares_of
-from ckptools.consolidate.source_records import Piece, crcs_of
+from ckptools.consolidate.source_records import CopiedBytes, crcs_of
 from ckptools.consolidate.writers.layout import Job
 from ckptools.errors import CkptoolsError
 from ckptools.model.regions import Box, contiguous_strides
@@ -88,11 +88,11 @@ def test_no_plan_has_no_parts(count):
 @pytest.mark.parametrize("regions", [[], [(0, 8)], [(0, 8), (8, 9)], [(4, 8), (0, 4), (4, 8)]], ids=str)
 def test_what_was_not_written_exactly_once_is_not_taken_for_written(regions):
     with pytest.raises(CkptoolsError, match="t0: of 12 bytes these were written: "):
-        crcs_of([job(0, [3], 1)], [Piece(0, begin, end - begin, 0) for begin, end in regions], True)
+        crcs_of([job(0, [3], 1)], [CopiedBytes(0, begin, end - begin, 0) for begin, end in regions], True)
 
 
 def test_the_crc_of_a_tensor_is_made_of_the_regions_that_several_ranks_wrote():
-    parts = [Piece(0, 8, 4, crc32(b"ijkl")), Piece(0, 0, 8, crc32(b"abcdefgh"))]
+    parts = [CopiedBytes(0, 8, 4, crc32(b"ijkl")), CopiedBytes(0, 0, 8, crc32(b"abcdefgh"))]
     assert crcs_of([job(0, [3], 1)], parts, True) == [crc32(b"abcdefghijkl")]
 
 

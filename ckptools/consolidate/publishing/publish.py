@@ -20,7 +20,7 @@ from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.consolidate.output_place import OutputPlace, Replaced, check_unchanged, replaced
 from ckptools.consolidate.publishing.multipart import MultipartOutput
 from ckptools.consolidate.shares import Share, part_of, shares_of
-from ckptools.consolidate.source_records import Piece, Right, SourceRecords, crcs_of, joined, key_of
+from ckptools.consolidate.source_records import CopiedBytes, Right, SourceRecords, crcs_of, joined, key_of
 from ckptools.consolidate.writers.layout import Job, OutputLayout
 from ckptools.dtypes import has_nonfinite
 from ckptools.errors import CkptoolsError, ReadError, RefusedError, WriteError
@@ -57,7 +57,7 @@ ReadPiece = tuple[str, int, int, int, int]
 class JournalLine(NamedTuple):
     """A line of a journal: a written region, and the findings on its bytes."""
 
-    region: Piece
+    region: CopiedBytes
     odd: bool = False
     read: Sequence[ReadPiece] = ()
 
@@ -74,7 +74,7 @@ class JournalLine(NamedTuple):
         if len(line) < 10 or line[:9] != b"%08x " % crc32(line[9:].rstrip(b"\n")) or not line.endswith(b"\n"):
             return None
         fields = json.loads(line[9:])
-        region = Piece(fields["job"], fields["offset"], fields["nbytes"], fields["crc"])
+        region = CopiedBytes(fields["job"], fields["offset"], fields["nbytes"], fields["crc"])
         return cls(region, fields["odd"], [tuple(piece) for piece in fields["read"]])
 
 
@@ -110,7 +110,7 @@ class Kept(NamedTuple):
                 found += filter(None, map(JournalLine.of_line, file))
         kept: list[JournalLine] = []
         for entry in sorted(found, key=lambda entry: entry.region):
-            before = kept[-1].region if kept else Piece(-1, 0, 0, 0)
+            before = kept[-1].region if kept else CopiedBytes(-1, 0, 0, 0)
             if entry.region.job != before.job or entry.region.offset >= before.end:
                 kept.append(entry)
         return kept
@@ -138,9 +138,9 @@ class Journal:
         except OSError as error:
             raise WriteError(self._path, f"cannot be created: {(error.strerror or '').lower()}") from error
 
-    def note(self, regions: Iterable[Piece], odd: bool, read: Iterable[tuple[Record, Piece]]) -> None:
+    def note(self, regions: Iterable[CopiedBytes], odd: bool, read: Iterable[tuple[Record, CopiedBytes]]) -> None:
         """Add regions whose bytes are written, with what was read of source records for them."""
-        of_record: dict[Record, dict[int, Piece]] = {}
+        of_record: dict[Record, dict[int, CopiedBytes]] = {}
         for record, piece in read:
             of_record.setdefault(record, {})[piece.offset] = piece
         pieces = [
@@ -170,7 +170,7 @@ class Done:
     def __init__(self, entries: Sequence[JournalLine] = ()) -> None:
         self.entries = entries
         self.regions = [entry.region for entry in entries]
-        self._by_job: dict[int, list[Piece]] = {}
+        self._by_job: dict[int, list[CopiedBytes]] = {}
         for region in self.regions:
             self._by_job.setdefault(region.job, []).append(region)
 
@@ -180,7 +180,7 @@ class Done:
             for entry in self.entries:
                 for path, start, *read in entry.read:
                     if (path, start) in records.known:
-                        records.add(records.known[path, start], Piece(entry.region.job, *read))
+                        records.add(records.known[path, start], CopiedBytes(entry.region.job, *read))
         return {jobs[entry.region.job].fqn for entry in self.entries if entry.odd}
 
     def missing(self, job: int, part: Copy | Band) -> Iterator[Copy | Band]:
@@ -192,7 +192,7 @@ class Done:
             if not regions or not regions[number].offset <= at < end <= regions[number].end:
                 yield part
             return
-        for region in [*regions[number:], Piece(job, end, 0, 0)]:
+        for region in [*regions[number:], CopiedBytes(job, end, 0, 0)]:
             if at < min(region.offset, end):
                 yield part_of(part, at - part.offset, min(region.offset, end) - part.offset)
             at = max(at, region.end)
@@ -274,7 +274,7 @@ class Executor:
             if not isinstance(target, int):
                 target.stop()
 
-    def run(self, threads: int) -> list[Piece]:
+    def run(self, threads: int) -> list[CopiedBytes]:
         """Run every job, or this rank's share of each; return what was written, with CRC-32 if wanted."""
         numbers = range(len(self.jobs))
         written = fetched_in_threads(self._job, numbers, threads, self._reads, self._give_up)
@@ -292,13 +292,13 @@ class Executor:
                 overlapping = (shard for shard in self.jobs[number].tensor.found if shard.box.intersect(part.box))
                 yield from (stored for shard in overlapping for stored in parts_of(shard))
 
-    def _job(self, number: int) -> list[Piece]:
-        pieces: list[Piece] = []
+    def _job(self, number: int) -> list[CopiedBytes]:
+        pieces: list[CopiedBytes] = []
         self._local.read = []
         for part in self._parts(number):
             if self._stop.is_set():
                 raise Stopped
-            pieces.append(Piece(number, part.offset, part.nbytes, self._part(number, part)))
+            pieces.append(CopiedBytes(number, part.offset, part.nbytes, self._part(number, part)))
         written = joined(pieces, self.checksums)
         if self.journal is not None:
             self.journal.note(written, self.jobs[number].fqn in self.odd, self._local.read)
@@ -355,10 +355,10 @@ class Executor:
                 self._write(self.jobs[number], copy.offset + done, data)
                 done += len(data)
         if copy.record is not None:
-            self._saw(copy.record, Piece(number, copy.source_offset, copy.nbytes, crc))
+            self._saw(copy.record, CopiedBytes(number, copy.source_offset, copy.nbytes, crc))
         return crc
 
-    def _saw(self, record: Record, piece: Piece) -> None:
+    def _saw(self, record: Record, piece: CopiedBytes) -> None:
         if self.records is not None and record.crc:
             self.records.add(record, piece)
             if self.journal is not None:
@@ -366,7 +366,7 @@ class Executor:
 
     def _seen(self, number: int, source: Source, data: bytes) -> None:
         if source.crc:
-            self._saw(Record.of(source), Piece(number, source.offset, len(data), crc32(data)))
+            self._saw(Record.of(source), CopiedBytes(number, source.offset, len(data), crc32(data)))
 
     def _write(self, job: Job, offset: int, data: memoryview) -> None:
         if not job.tensor.fill and job.fqn not in self.odd and has_nonfinite(data, job.dtype):
