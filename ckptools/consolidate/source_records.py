@@ -245,9 +245,6 @@ RUN_NAMES = ("run_name", "run_id", "experiment_name", "wandb_id")
 MOST = 3
 """Names in a refusal."""
 
-RunNames = tuple[dict[str, Any], dict[str, Any]]
-"""Names of the run that each of the two checkpoints states, by key."""
-
 ToWrite = Callable[[Checkpoint], Iterable[tuple[KeyPath, Tensor]]]
 
 
@@ -306,12 +303,13 @@ def open_donor(checkpoint: Checkpoint, given: str | Path, to_write: ToWrite) -> 
         mine, theirs = dict(to_write(checkpoint)), dict(to_write(other))
     except UsageError as error:
         raise RefusedError(other.path, f"--fill-from: is not of the same run: {error.reason}") from error
-    names = _run_names(checkpoint), _run_names(other)
-    differences = [*_facts_that_differ(checkpoint, other, names), *_tensors_that_differ(mine, theirs)]
+    differences, proven, unproven = _facts_compared(checkpoint, other)
+    differences += _tensors_that_differ(mine, theirs)
     if differences:
         others = and_others(len(differences) - 1)
         raise RefusedError(other.path, f"--fill-from: is not of the same run: {differences[0]}{others}")
-    return Donor(other, theirs, *_proofs(checkpoint, other, names, len(mine)))
+    proven = [f"names, shapes, dtypes and layout of {plural(len(mine), 'tensor')}", *proven]
+    return Donor(other, theirs, tuple(proven), tuple(unproven))
 
 
 def _real_files(checkpoint: Checkpoint) -> set[Path]:
@@ -329,17 +327,29 @@ def _parts(gap: Box, other: Tensor) -> Iterator[Shard]:
 # -- is it of the same run? --------------------------------------------------------------------------------------------
 
 
-def _facts_that_differ(one: Checkpoint, other: Checkpoint, names: RunNames) -> Iterator[str]:
-    """Facts that two checkpoints of one run have in common, and these have not."""
+def _facts_compared(one: Checkpoint, other: Checkpoint) -> tuple[list[str], list[str], list[str]]:
+    """Facts that two checkpoints of one run have in common: those that differ, that agree, and that are not known."""
+    differ, agree, unknown = list[str](), list[str](), ["that values of two saves fit together"]
     if one.format != other.format:
-        yield f"it is saved as {other.format}, the other as {one.format}"
-    worlds = one.world_size.exact, other.world_size.exact
-    if None not in worlds and worlds[0] != worlds[1]:
-        yield f"{plural(worlds[1] or 0, 'rank')} saved it, and {plural(worlds[0] or 0, 'rank')} the other"
-    mine, theirs = names
-    for key in mine.keys() & theirs.keys():
-        if mine[key] != theirs[key]:
-            yield f"its {key} is {describe_for_error(theirs[key])}, the other's {describe_for_error(mine[key])}"
+        differ.append(f"it is saved as {other.format}, the other as {one.format}")
+    mine, theirs = one.world_size.exact, other.world_size.exact
+    if mine is None or theirs is None:
+        unknown.append("world size")
+    elif mine != theirs:
+        differ.append(f"{plural(theirs, 'rank')} saved it, and {plural(mine, 'rank')} the other")
+    else:
+        agree.append(f"world size {mine}")
+    names, others = _run_names(one), _run_names(other)
+    shared = sorted(names.keys() & others.keys())
+    for key in shared:
+        stated = describe_for_error(names[key])
+        if names[key] != others[key]:
+            differ.append(f"its {key} is {describe_for_error(others[key])}, the other's {stated}")
+        else:
+            agree.append(f"{key} {stated}")
+    if not shared:
+        unknown.append("the run's name, which its files do not state")
+    return differ, agree, unknown
 
 
 def _tensors_that_differ(mine: Mapping[KeyPath, Tensor], theirs: Mapping[KeyPath, Tensor]) -> Iterator[str]:
@@ -371,21 +381,3 @@ def _run_names(checkpoint: Checkpoint) -> dict[str, Any]:
     """Return what a checkpoint calls its run, such as `run_name`, by the key in its tree."""
     leaves: Iterable[tuple[KeyPath, Any]] = walk(checkpoint.tree)
     return {str(path[-1]): leaf for path, leaf in leaves if path and path[-1] in RUN_NAMES and isinstance(leaf, str)}
-
-
-def _proofs(
-    one: Checkpoint, other: Checkpoint, names: RunNames, tensors: int
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What both state alike, and what is not provable."""
-    proven = [f"names, shapes, dtypes and layout of {plural(tensors, 'tensor')}"]
-    unproven = ["that values of two saves fit together"]
-    if one.world_size.exact is not None and other.world_size.exact is not None:
-        proven.append(f"world size {one.world_size.exact}")
-    else:
-        unproven.append("world size")
-    shared = sorted(names[0].keys() & names[1].keys())
-    if shared:
-        proven += [f"{key} {describe_for_error(names[0][key])}" for key in shared]
-    else:
-        unproven.append("the run's name, which its files do not state")
-    return tuple(proven), tuple(unproven)
