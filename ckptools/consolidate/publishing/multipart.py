@@ -55,7 +55,7 @@ class MultipartOutput:
 
     Attributes:
         crcs: CRC-32 of the bytes sent for each job.
-        descriptors: none, as no file is open on this machine.
+        descriptors: always empty, as no file is open on this machine.
     """
 
     def __init__(self, layout: OutputLayout) -> None:

@@ -397,9 +397,12 @@ def _reason(error: OSError) -> str:
 class DiskOutput:
     """The files of an output on a disk, under temporary names: rank 0 makes them, all ranks write into them.
 
+    They are open until the `stack` ends; then rank 0 removes the files that did not get their names, unless they are
+    kept.
+
     Attributes:
-        descriptors: of the files, which are open until the end of the `stack`; then files without a name are removed.
-        paths: the files' current paths.
+        descriptors: the open files.
+        paths: their current paths.
     """
 
     def __init__(self, layout: OutputLayout, place: OutputPlace, kept: Kept | None, stack: ExitStack) -> None:
