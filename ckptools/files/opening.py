@@ -29,7 +29,7 @@ _COUNTING = Lock()
 
 
 class File:
-    """A file open for reading at offsets, on the local disk or in a store; size and time are those at opening.
+    """A file open for reading at offsets, on the local disk or in a store; size and time are read when it is opened.
 
     Its methods raise a ReadError if it ends too early, or if the disk or store fails.
     """
@@ -51,7 +51,7 @@ class File:
 
     @property
     def bytes_read(self) -> int:
-        """The number of bytes read from it."""
+        """The number of bytes read from the file."""
         return self._ranges.bytes_read
 
     @property
@@ -158,7 +158,7 @@ class Window:
 
     @property
     def descriptor(self) -> int | None:
-        """The descriptor of its file on the local disk; None for a remote one."""
+        """The descriptor of the file on the local disk; None for a remote file."""
         return self._file.descriptor
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
@@ -377,7 +377,7 @@ def status_inside(path: Path, folder: Path, follow_symlinks: bool) -> os.stat_re
 
 
 def is_plain_name(text: str) -> bool:
-    """Whether a name stated in a file is that of a file in the same folder, on any system."""
+    """Whether a name stated in a file can only name a file in the same folder, on any system."""
     return text not in ("", ".", "..") and not {"/", "\\", "\0", os.sep} & set(text)
 
 
@@ -532,7 +532,7 @@ class JsonError(ValueError):
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON within the same bounds.
+    """Parse JSON of bounded depth and number of values.
 
     Raises:
         JsonError: it is not JSON, or beyond the bounds.

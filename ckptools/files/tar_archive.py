@@ -25,7 +25,7 @@ _DIGITS = re.compile(rb"[0-9]+")
 
 
 class _Headers:
-    """Feeds tarfile the headers of one member at a time, and no more bytes than those may have."""
+    """Feeds tarfile the headers of one member at a time, and limits their bytes."""
 
     def __init__(self, file: File) -> None:
         self.file = file

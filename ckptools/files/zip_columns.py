@@ -59,7 +59,7 @@ class Columns(NamedTuple):
 
 
 class Directory:
-    """The directory of an archive, with which those of others are compared.
+    """The directory of a zip archive, to be compared with the directories of other archives.
 
     Args:
         archive: the archive, in a file on the local disk.

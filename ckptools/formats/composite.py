@@ -84,12 +84,12 @@ class NamedPart(NamedTuple):
 
     @property
     def is_by_rank(self) -> bool:
-        """Whether each rank has its own state there, other than model or optimizer."""
+        """Whether each rank has its own state in the part, other than model or optimizer."""
         return self.format is rank_files and self.key not in (MODEL, *OPTIMIZERS)
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a file that holds the whole part."""
+        """Whether the part is a single file."""
         return self.path.is_file() and (self.format is None or self.path.suffix in (".json", ".pkl"))
 
     def form(self, forms: Mapping[str, str]) -> str:
@@ -139,9 +139,9 @@ class NamedPart(NamedTuple):
         count, world = max(files) + 1, parts.world.value or 0
         parts.count(Fact(count, (f"{self.key} files",)))
         fits = self.key != RNG and world % count == 0 and len(files) == count
-        spelled = self.path / re.sub(r"(rank[_-]?)\d+", rf"\g<1>{RANK}", first.path.name)
+        template = self.path / re.sub(r"(rank[_-]?)\d+", rf"\g<1>{RANK}", first.path.name)
         absent = set(range(min(max(count, world), rank_files.MAX_WORLD))) - set(files)
-        parts.miss_files(self.key, spelled, sorted(absent), "warning" if fits else "error")
+        parts.miss_files(self.key, template, sorted(absent), "warning" if fits else "error")
 
 
 def detect(path: Path) -> bool:

@@ -90,7 +90,7 @@ def files_in(folder: Path) -> list[ShardFile]:
 
 
 def read(path: Path, options: Options) -> Checkpoint:
-    """Open the shards in a folder, or those beside a shard.
+    """Open the shards in a folder, or beside the named shard.
 
     Raises:
         ReadError: one of them is damaged, or contradicts another.

@@ -92,7 +92,7 @@ class FolderSearch:
                 self.notes.append(f"{self.name(folder)} was not looked into: {why}")
 
     def entries(self, folder: Path) -> list[Path]:
-        """The entries of a folder, without known and hidden ones and links that are not followed."""
+        """The entries of a folder, except known and hidden entries, and links that are not followed."""
         listed = sorted(islice(folder.iterdir(), MAX_ENTRIES + 1))
         if len(listed) > MAX_ENTRIES:
             name = self.name(folder)

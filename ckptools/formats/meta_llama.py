@@ -104,7 +104,7 @@ def _hidden(params: Mapping[str, Any], dim: int) -> int | None:
 
 
 def tensor_parallel_size(tree: Mapping[Any, Any], sizes: LlamaSizes | None) -> int | None:
-    """The tensor-parallel size by a file's shapes: all query rows divided by those in the file; None if unknown.
+    """The tensor-parallel size by a file's shapes: all query rows divided by the file's query rows; None if unknown.
 
     Without `params.json`, the number of query rows is taken from the final norm, which is never cut.
     """

@@ -92,7 +92,7 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 class _Part(NamedTuple):
-    """The structure of one part; for a part inside a `.nemo`, its path continues that of the tar."""
+    """The structure of one part; for a part inside a `.nemo`, its path continues the tar's path."""
 
     path: Path
     tree: Any
@@ -158,7 +158,7 @@ def _name(path: Path, parts: PartFiles) -> str:
 
 
 def _joined(builder: CheckpointBuilder, parts: _ReadParts, options: Options) -> dict[str, Any] | None:
-    """The model, joined by the user's rules; None if the files are not those of ranks with flat state dicts."""
+    """The model, joined by the user's rules; None if the files are not the flat state dicts of ranks."""
     ranks, of_rank = ranks_of(parts.named), dict[int, dict[str, Any]]()
     if ranks is None:
         return None

@@ -509,7 +509,7 @@ SIZES = re.compile(r"(pp|dp|tp|exp)-(\d{1,5})-of-(\d{1,5})")
 
 
 def detect(path: Path) -> bool:
-    """Whether a path is a folder with Nanotron's metadata beside `model`, or lies below one; never an empty folder."""
+    """Whether a path is, or lies below, a folder with Nanotron's metadata beside `model`; never an empty folder."""
     return _root(path) is not None and (path.is_file() or any(path.iterdir()))
 
 
@@ -592,8 +592,8 @@ class _NanotronFolder:
         sizes = {tuple((word, size) for word, _, size in found) for found in counts.values()}
         if len(sizes) != 1 or not (of := next(iter(sizes))) or prod(int(size) for _, size in of) > MAX_RANKS:
             return
-        spelled = SIZES.sub(r"\1-{}-of-\3", re.sub(r"[{}]", r"\g<0>\g<0>", next(iter(counts))))
+        template = SIZES.sub(r"\1-{}-of-\3", re.sub(r"[{}]", r"\g<0>\g<0>", next(iter(counts))))
         here = {tuple(int(rank) for _, rank, _ in found) for found in counts.values()}
         for ranks in product(*(range(int(size)) for _, size in of)):
             if ranks not in here:
-                yield spelled.format(*ranks)
+                yield template.format(*ranks)

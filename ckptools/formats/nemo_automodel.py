@@ -99,7 +99,7 @@ def _is_hf(folder: Path) -> bool:
 
 
 def read(path: Path, options: Options) -> Checkpoint:
-    """Open a step folder, or the one around a file.
+    """Open a step folder, or the step folder around a file.
 
     Raises:
         ReadError: no part of it can be read.
@@ -257,9 +257,9 @@ class _AutomodelFolder:
     ) -> None:
         parts.add_states_of(key, files)
         for kind in sorted({kind for kind, _ in files}):
-            spelled = folder / f"{key}_{kind}_rank_{RANK}.pt"
+            template = folder / f"{key}_{kind}_rank_{RANK}.pt"
             absent = _absent(kind, {rank for k, rank in files if k == kind}, world)
-            parts.miss_files(key, spelled, sorted(absent))
+            parts.miss_files(key, template, sorted(absent))
 
 
 def _absent(kind: str, ranks: set[int], world: int) -> set[int]:

@@ -284,7 +284,7 @@ def _is_small(opened: Checkpoint) -> bool:
 
 
 def _may_be_sparse(checkpoint: Checkpoint) -> bool:
-    """Whether one of its local files takes less room on the disk than its size."""
+    """Whether one of a checkpoint's local files takes less room on the disk than its size."""
     here = [f.path for f in checkpoint.files if f.is_here and not isinstance(f.path, RemotePath)]
     try:
         return any(map(takes_less, here))

@@ -336,7 +336,7 @@ class PartsBuilder:
         self.builder.unequal |= {(*above, *path[cut:]): values for path, values in found.unequal.items()}
 
     def add_parts(self, other: PartsBuilder) -> None:
-        """Add other parts behind these."""
+        """Add parts behind the present ones."""
         self.tree |= other.tree
         self.files += other.files
         self.writers |= other.writers
@@ -382,7 +382,7 @@ class PartsBuilder:
         self.problems += unlike_states(key, states)
 
     def miss_ranks(self, part: Part, world: int) -> None:
-        """Note the ranks without a file of a part; if no rank has one, the severity is that of the part's absence."""
+        """Note the ranks without a file of a part; if no rank has one, note the missing part once."""
         path = self.path / part.at[0]
         if path.parent.is_dir():
             here = ranks_at(path)
@@ -391,12 +391,12 @@ class PartsBuilder:
             self.miss_files(part.key, path, sorted(absent), alone or "error", part.why)
 
     def miss_files(
-        self, key: str, spelled: Path, ranks: Iterable[int | None], severity: Severity = "error", why: str = ""
+        self, key: str, template: Path, ranks: Iterable[int | None], severity: Severity = "error", why: str = ""
     ) -> None:
         """Note ranks without a file at a path with `{rank}` in its name; None stands for a file of no rank."""
         known = {file.path for file in self.files}
         for rank in ranks:
-            path = spelled.with_name(spelled.name.replace(RANK, str(rank)))
+            path = template.with_name(template.name.replace(RANK, str(rank)))
             if path not in known:
                 self.files.append(RankFile(path, rank, key, "missing", 0, None))
             name = f"{path.parent.name}/{path.name}"

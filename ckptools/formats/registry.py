@@ -48,12 +48,12 @@ class Format:
 
     @property
     def READS(self) -> str:  # noqa: N802
-        """The files that it reads, in one line."""
+        """The files that the format reads, in one line."""
         return str(self._module().READS)
 
     @property
     def KNOWN_BY(self) -> str:  # noqa: N802
-        """How they are recognised, in one line."""
+        """How the format's files are recognised, in one line."""
         return str(self._module().KNOWN_BY)
 
     @property

@@ -104,7 +104,7 @@ class Resolver:
         return self._saved[path][1]
 
     def _files_of(self, tensor: Tensor) -> list[RankName]:
-        """The rank files with its shards; empty if only the format can place them."""
+        """The rank files with shards of a tensor; empty if only the format can place them."""
         return [] if tensor.kind in JOINED else self._rank_files
 
     @cached_property

@@ -101,7 +101,7 @@ class Sharding(NamedTuple):
     listed: tuple[BoxPair, ...] | None = None
 
     def pieces(self, rank: int) -> tuple[BoxPair, ...]:
-        """The boxes on a rank."""
+        """The boxes of the tensor on a rank."""
         if self.listed is not None:
             return self.listed
         return tuple(BoxPair(local, whole) for whole, local in grid_boxes(self._runs(rank)))
@@ -111,7 +111,7 @@ class Sharding(NamedTuple):
         return tuple(sum(n for _, n in runs) for runs in self._runs(rank)) if self.listed is None else None
 
     def described(self) -> tuple[TensorKind, tuple[str, ...] | None, Ints | None]:
-        """The kind, placements and mesh of its tensor."""
+        """The kind, placements and mesh of the DTensor."""
         if self.listed is not None:
             return "chunks", None, None
         if all(placement.kind == "Replicate" for placement in self.placements):
@@ -131,7 +131,7 @@ class ItemMetadata:
     files: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def ranks(self) -> set[int]:
-        """Ranks that hold any part of it."""
+        """Ranks that hold any part of the tensor."""
         return {rank for shardings in self.tensors.values() for one in shardings for rank in one.ranks}
 
     def of_rank(self, rank: int) -> Iterator[tuple[KeyPath, Sharding]]:
@@ -289,7 +289,7 @@ def parse(path: Path) -> ItemFile | None:
 
 
 def named_files(folder: Path, metadata: Metadata | None) -> dict[str, dict[int, ItemFile]]:
-    """The files by item and rank: those in the metadata, and those in the folder with the usual names."""
+    """Files by item and rank: the files in the metadata, and files in the folder with the usual names."""
     found: dict[str, dict[int, ItemFile]] = {}
     for name, item in metadata.items.items() if metadata else ():
         for rank in sorted({*item.ranks(), *item.files}):
@@ -589,7 +589,7 @@ class _ItemsFolder:
         )
 
     def _ranked(self) -> list[tuple[int, dict[str, Any]]]:
-        """Each rank's items, in rank order; the rank is that of a file's content."""
+        """Each rank's items, in rank order; a file's content states the rank."""
         self.options.read_ahead([f.path for files in self.items.values() for f in files.values() if f.kind == "pt"])
         trees: dict[int, dict[str, Any]] = {}
         for name, files in self.items.items():

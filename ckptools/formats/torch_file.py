@@ -78,7 +78,7 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 def stem(name: str) -> str:
-    """A file name without its suffix, and without that of a compression behind it."""
+    """A file name without its suffix, and without the suffix of a compression behind it."""
     plain = Path(name)
     return Path(plain.stem).stem if plain.suffix in COMPRESSED else plain.stem
 

@@ -103,7 +103,7 @@ class StoredBox:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
+        """Bytes of the tensor's elements."""
         return self.box.numel * ITEMSIZE[self.dtype]
 
 
@@ -550,7 +550,7 @@ def _with_lost(tree: Any, lost: Mapping[KeyPath, Sequence[Shard]]) -> Any:
 
 
 def _of_lowest_rank(tree: Any, own: Mapping[KeyPath, None]) -> tuple[Any, list[KeyPath]]:
-    """The merged tree with one rank's tensor if ranks have their own in model or optimizer; and those key paths."""
+    """The merged tree, with one rank's tensor where ranks have their own in model or optimizer; and the key paths."""
     shared, kept = Shared(find_sections(tree)), []
     for path in own:
         tensor = leaf_at(tree, path)

@@ -226,7 +226,7 @@ class WrappedRanks:
 
     @property
     def saved_as(self) -> str:
-        """How it was saved, in words."""
+        """How the checkpoint was saved, in words."""
         return f"per-rank .pt, {self.first.writer} FSDP, flattened parameters"
 
     def _world(self, ranks: int) -> Fact:
@@ -245,7 +245,7 @@ class WrappedRanks:
         return Fact(max(least, ranks), ("files found", SHARD_METADATA) if least <= ranks else (SHARD_METADATA,))
 
     def _check_alike(self, first: int) -> None:
-        """Find files whose metadata is that of another wrapping, or of another rank."""
+        """Find files with the metadata of another wrapping, or of another rank."""
         for rank, stated in self.stated.items():
             if _without_padding(stated) != _without_padding(self.first):
                 text = f"its {SHARD_METADATA} lists other parameters than rank {first}'s; the ranks are not of one run"

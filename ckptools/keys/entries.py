@@ -289,7 +289,7 @@ def rank_containers(ck: Checkpoint, section: Section) -> Iterator[RankLeaf]:
 
 
 def is_by_rank(states: Any) -> bool:
-    """Whether states are those of all ranks: a list of dicts, or a dict keyed by rank; some may be lost."""
+    """Whether a value holds the states of all ranks: a list of dicts, or a dict keyed by rank; some may be lost."""
     if isinstance(states, Mapping):
         ranks = {str(key) for key in states}
         if len(ranks) > 1 and ranks == {str(n) for n in range(len(ranks))}:
@@ -635,7 +635,7 @@ def matching(entries: Sequence[Entry], glob: str) -> list[Entry]:
 
 
 def is_private(entry: Entry) -> bool:
-    """Whether a value's name, or that of a container on its path, begins with `_`; a parameter's values never count."""
+    """Whether the name of a value, or of a container on its path, begins with `_`; a parameter's values never count."""
     return not entry.parameter and is_private_value(entry.kind, entry.inside, entry.value)
 
 

@@ -97,7 +97,7 @@ def saved_shapes(ck: Checkpoint, section: str = "", given_by: str = "") -> State
 
 
 def _model(ck: Checkpoint, section: str) -> Section:
-    """Find the section of the model."""
+    """Find the section that holds the model."""
     models = sections_of_kind(ck, "model")
     wanted = [s for s in models if section == s.name] or [s for s in models if section in ("", s.kind)]
     if len(wanted) == 1:

@@ -95,7 +95,7 @@ class CutRows(NamedTuple):
 
 @dataclass(frozen=True)
 class Pairing:
-    """The tensors of a model, made from those of a checkpoint.
+    """The tensors of a model, made from the tensors of a checkpoint.
 
     Attributes:
         tensors: by name in the model, in its order.

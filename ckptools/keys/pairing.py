@@ -71,7 +71,7 @@ UNCOVERED = ("rotary_interleaved", "apply_layernorm_1p", "layernorm_zero_centere
 def from_trainer(
     found: Recognised, tensors: Mapping[str, Tensor], model: Original, args: Mapping[str, Any], assume: bool, path: Path
 ) -> Pairing:
-    """Make a model's tensors from those of a trainer with documented names.
+    """Make a model's tensors from the tensors of a trainer with documented names.
 
     Raises:
         RefusedError: there is no rule for the model's type, or for the trainer's settings (`args`); or a size differs.

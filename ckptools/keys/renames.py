@@ -108,7 +108,7 @@ RenameKind = Literal["prefix", "component", "wrapper", "offset", "shape", "order
 
 @displayed
 class Rename(NamedTuple):
-    """One rule that turns names of the checkpoint into those of the model. It is a guess, never applied by itself.
+    """One rule that turns names of the checkpoint into names of the model. It is a guess, never applied by itself.
 
     Attributes:
         kind: `prefix` (`old` at the beginning becomes `new`), `component` (`old` between dots becomes `new`; or each
@@ -376,7 +376,7 @@ def _tried(
     saved: StateDictShapes,
     model: StateDictShapes,
 ) -> _Tried:
-    """Try a rule that turns each new name of `pairs` into another."""
+    """Apply a rule that turns each new name of `pairs` into another, and count the names that then fit the model."""
     names = {name: pairs.get(new, new) for name, new in before.items()}
     present = [(name, new) for name, new in names.items() if new in model.tensors]
     fit = {new: name for name, new in present if shapes_agree(saved.tensors[name], model.tensors[new])}
@@ -405,7 +405,7 @@ def _counted(one: _Tried, before: _Tried) -> Rename:
 def _by_shape(
     mine: Mapping[str, NamedShape], model: Mapping[str, NamedShape], ordered: bool
 ) -> Iterator[tuple[Rename, Mapping[str, str]]]:
-    """Pair the remaining names of both sides: in module order, or by a shape that no others have."""
+    """Pair the remaining names of both sides: in module order, or by a shape that no other tensor has."""
     here = {name: shape for name, shape in mine.items() if name not in model}
     there = {name: shape for name, shape in model.items() if name not in mine}
     if ordered and _in_step(here, there):

@@ -625,7 +625,7 @@ class StateLeaf(NamedTuple):
 
 
 def generator_leaves(ck: Checkpoint, section: Section) -> dict[str, list[StateLeaf]]:
-    """The leaves of a section of random states by generator, else by the first word of their key."""
+    """The leaves of a section of random states, by generator, or by a word of their key if none is detected."""
     found: dict[str, list[StateLeaf]] = {}
     leaves = list(_owned_leaves(ck, section))
     by_form = _streams_by_form(leaves)
@@ -686,7 +686,7 @@ def _rank(leaf: StateLeaf) -> int | None:
 
 
 def stream_rows(ck: Checkpoint, names: Iterable[str]) -> Rows[StreamRow]:
-    """A row for each generator with states in some sections."""
+    """A row for each generator whose state is in one of the sections."""
     with OpenFiles() as files:
         return Rows(_row(stream, states) for stream, states in random_states(ck, files, names).items())
 

@@ -151,7 +151,7 @@ class Checkpoint:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict: whether it is whole, recoverable and joinable, how far that was checked, and why not."""
+        """Whether the checkpoint is whole, recoverable and joinable, how far that was checked, and why not."""
         from ckptools.rules.verdict import verdict_of
 
         return verdict_of(self)
@@ -266,7 +266,7 @@ class Checkpoint:
         jobs: int | None = None,
         progress: Progress | None = None,
     ) -> Verification:
-        """Check whether it is whole, undamaged and consistent. An unreadable file is reported as a problem.
+        """Check whether the checkpoint is whole, undamaged and consistent. An unreadable file is reported as a problem.
 
         Args:
             deep: read every tensor's bytes and compare the CRC-32 that the container states.
@@ -296,7 +296,7 @@ class Checkpoint:
         optimizer: bool = False,
         world_size: int | None = None,
     ) -> Match:
-        """Compare its model's names and shapes with those that another model expects; reads no values.
+        """Compare the checkpoint's model with another model: names and shapes, no values.
 
         Args:
             to: an `nn.Module` (on the meta device too), a state dict, shapes by name, or a checkpoint; the path of a
@@ -332,7 +332,7 @@ class Checkpoint:
         jobs: int | None = None,
         progress: Progress | None = None,
     ) -> Difference:
-        """Compare it with another checkpoint; `ckptools.diff(self, other)` explains the arguments."""
+        """Compare the checkpoint with another; `ckptools.diff(self, other)` explains the arguments."""
         from ckptools.diff.compare import Wanted, compare, side_of
         from ckptools.keys.entries import Selection
 
@@ -510,7 +510,7 @@ class Checkpoint:
         jobs: int | None = None,
         progress: Progress | None = None,
     ) -> Consolidated:
-        """Write its full tensors into one `.pt`, one or several `.safetensors`, or a DCP folder to resume from.
+        """Write the full tensors into one `.pt`, one or several `.safetensors`, or a DCP folder to resume from.
 
         Args:
             out: the file or folder to write; its suffix (`.dcp` for a folder) gives the format. If it ends in `/` or is
@@ -656,7 +656,7 @@ class Checkpoint:
         return as_html(self)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """A picture of its ranks beside the HTML, because code hosts strip drawings from HTML."""
+        """A picture of the checkpoint's ranks beside the HTML, because code hosts strip drawings from HTML."""
         return {"image/svg+xml": self.plot.ranks().svg} if len(self.files) > 1 else {}
 
 

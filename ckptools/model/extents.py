@@ -106,7 +106,7 @@ class ExtentLayout(NamedTuple):
         return cls(source.dtype, source.shape, source.strides, source.offset - start, source.record, span)
 
     def source(self, path: Path, start: int, crc: int) -> Source:
-        """The source of an extent with this layout at byte `start` of a file; `crc` is that of its zip entry."""
+        """The source of an extent with this layout at byte `start` of a file; `crc` is the CRC-32 of its zip entry."""
         at, nbytes = self.record_span
         span = start + at, nbytes
         return Source(path, start + self.offset, self.dtype, self.shape, self.strides, self.record, span, crc)
@@ -227,7 +227,7 @@ class Extents(ShardSequence):
     # shards that were read
 
     def _layouts_counted(self) -> tuple[int, bool]:
-        """The number of rows that have a layout, and whether all layouts are equal; cached per list of layouts."""
+        """The number of shards with a layout, and whether all layouts are equal; cached per list of layouts."""
         known = self._counted
         if known is None or known[0] is not self.layouts or known[1] != len(self.layouts):
             count = len(self.layouts) - self.layouts.count(None)
@@ -375,7 +375,7 @@ class Extents(ShardSequence):
     # the same rows in another order
 
     def in_rank_order(self) -> Extents:
-        """The same shards by rank, those of one rank by offsets; shards without a rank come first."""
+        """The same shards by rank, then by offsets; shards without a rank come first."""
         rank_of = {file: -1 if file.rank is None else file.rank for file in self.distinct_files}
         ranks = list(map(rank_of.__getitem__, self.files))
         if all(map(lt, ranks, islice(ranks, 1, None))):

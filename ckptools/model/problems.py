@@ -173,7 +173,7 @@ class Problem:
 
     @property
     def all_ranks(self) -> tuple[int, ...]:
-        """Every rank that it is about; empty for a problem that concerns no rank's own files."""
+        """Every rank that the problem concerns; empty if it concerns no rank's own files."""
         return self.ranks or (() if self.rank is None else (self.rank,))
 
     def __str__(self) -> str:

@@ -127,7 +127,7 @@ class Provenance:
 
     @property
     def by(self) -> str:
-        """The version that wrote it and the source's own sources: `by ckptools 0.1.0; that of ep0-ba5, step 5`."""
+        """The version that wrote the output, and the source's sources: `by ckptools 0.1.0; that of ep0-ba5, step 5`."""
         before = [f"that of {source}" for source in self.sources[1:]]
         return "; ".join([f"by ckptools {clip(printable(self.version), 40)}", *before])
 

@@ -42,7 +42,7 @@ MAX_FEW_WORDS = 40
 
 @dataclass(frozen=True, slots=True)
 class Vote(Generic[T]):
-    """The distinct values that ranks have of one thing.
+    """The distinct values that ranks state for one setting, step or tensor.
 
     Attributes:
         groups: the distinct values, each with its ranks, in the order of their first rank.

@@ -201,19 +201,19 @@ class Shard(NamedTuple):
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """All sources from which its values are computed; empty if its file was not read."""
+        """All sources from which the shard's values are computed; empty if its file was not read."""
         if self.source is not None:
             return (self.source,)
         return self.encoded.sources if self.encoded is not None else ()
 
     @property
     def was_read(self) -> bool:
-        """Whether its file was read."""
+        """Whether the shard's file was read."""
         return self.source is not None or self.encoded is not None
 
     @property
     def is_here(self) -> bool:
-        """Whether its file is present, as far as is known."""
+        """Whether the shard's file is present, as far as is known."""
         return self.was_read or self.item is not None
 
     @property
@@ -252,7 +252,7 @@ class Shard(NamedTuple):
 
 
 def in_rank_order(shards: Iterable[Shard]) -> tuple[Shard, ...]:
-    """Sort shards by rank, those of one rank by offsets; shards without a rank come first."""
+    """Sort shards by rank, then by offsets; shards without a rank come first."""
     found = list(shards)
     keys = [(-1 if s.rank is None else s.rank, s.box.offsets) for s in found]
     return tuple([found[i] for i in sorted(range(len(keys)), key=keys.__getitem__)])
@@ -295,7 +295,7 @@ class ShardSequence(RowMethods[Shard], Sequence[Shard]):
 
 
 class ShardList(ShardSequence):
-    """A tensor's shards as one rank's file lists them: those of all ranks, with its own shards filled in.
+    """A tensor's shards as one rank's file lists them: the shards of all ranks, with sources for its own.
 
     The list of all ranks is one object for the tensors of every rank: 1,024 ranks of 5,000 tensors each would
     otherwise list 5 billion shards.

@@ -273,7 +273,7 @@ class Tensor(ArrayMethods):
 
     @property
     def extents(self) -> Extents:
-        """The location of its shards, by column; for a rank's list of all ranks' shards, only that rank's."""
+        """The location of the shards, by column; for a rank's list of all ranks' shards, only that rank's."""
         if self._extents is None:
             object.__setattr__(self, "_extents", Extents.of(self.shards, self.dtype))
         assert self._extents is not None
@@ -281,7 +281,7 @@ class Tensor(ArrayMethods):
 
     @property
     def every_shard(self) -> ShardSequence:
-        """All its shards, also those that no file here has: for their boxes and ranks."""
+        """All shards, also those without a file here: for their boxes and ranks."""
         return self.shards if isinstance(self.shards, ShardSequence) else self.extents
 
     @property
@@ -296,7 +296,7 @@ class Tensor(ArrayMethods):
 
     @property
     def are_codes(self) -> bool:
-        """Whether its elements are the codes of a quantized weight, not values."""
+        """Whether the tensor's elements are the codes of a quantized weight, not values."""
         return self.coded is not None and self.coded.part == CODES
 
     @property
@@ -306,7 +306,7 @@ class Tensor(ArrayMethods):
 
     @property
     def first_source(self) -> Source | None:
-        """The first source of its shards, or of their encoded parts; None where none was read."""
+        """The first source of the shards, or of their encoded parts; None where none was read."""
         return next((source for shard in self._seen for source in shard.sources), None)
 
     @property
@@ -315,7 +315,7 @@ class Tensor(ArrayMethods):
 
     @property
     def lies_in_a_row(self) -> bool:
-        """Whether its shards, or slabs of them, follow each other through the tensor and cover it once."""
+        """Whether the shards, or slabs of them, follow each other through the tensor and cover it once."""
         if len(self.shards) == 1:  # most tensors of most checkpoints: no columns needed
             (only,) = self.shards
             return only.was_read and only.box.sizes == self.shape and not any(only.box.offsets)
@@ -323,7 +323,7 @@ class Tensor(ArrayMethods):
 
     @property
     def has_copies(self) -> bool:
-        """Whether several of its shards have one box."""
+        """Whether several shards have one box."""
         return len(self.shards) > 1 and not self.lies_in_a_row and self.extents.has_copies
 
     @property
@@ -333,7 +333,7 @@ class Tensor(ArrayMethods):
 
     @property
     def lost(self) -> Mapping[int, str]:
-        """Ranks whose file of it is `missing`, `cut` or `bad`, if some files were not read yet."""
+        """Ranks whose file with the tensor is `missing`, `cut` or `bad`, if some files were not read yet."""
         others = self.origin.other_files
         return {} if others is None else others.lost(self.origin.key)
 
@@ -349,7 +349,7 @@ class Tensor(ArrayMethods):
 
     @property
     def sharded(self) -> bool:
-        """Whether ranks hold different shards of it."""
+        """Whether ranks hold different shards of the tensor."""
         return self.kind in SHARDED
 
     @property
@@ -368,7 +368,7 @@ class Tensor(ArrayMethods):
         return sorted(set(object.__dir__(self)) - INSIDE)
 
     def found_at(self, origin: TensorOrigin) -> None:
-        """Record its place in an opened checkpoint, and make its few shards rows that a notebook shows."""
+        """Record the tensor's place in an opened checkpoint, and make a few shards rows that a notebook shows."""
         object.__setattr__(self, "origin", origin)
         if isinstance(self.shards, tuple):
             object.__setattr__(self, "shards", Rows(self.shards))

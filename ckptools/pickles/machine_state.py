@@ -305,7 +305,7 @@ class MachineState:
             raise CutError(f"a length of {length} where {max(len(self.data) - at, 0)} bytes remain")
 
     def spend(self, elements: int) -> None:
-        """Charge a call that processes a number of elements.
+        """Charge the budget for a call that processes a number of elements.
 
         Raises:
             PickleError: calls have processed more than the pickle can mean.

@@ -64,7 +64,7 @@ class FileClaims(NamedTuple):
 
     @property
     def astray(self) -> bool:
-        """Whether its content states another place than its name."""
+        """Whether the file's content states another place than its name."""
         return self.stated != self.own
 
 

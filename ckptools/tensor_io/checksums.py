@@ -45,7 +45,7 @@ ONE = 1 << 31
 
 
 def joined(first: int, second: int, length: int) -> int:
-    """CRC-32 of A + B, where `first` is that of A, `second` that of B, and B has `length` bytes.
+    """CRC-32 of A + B, from A's CRC-32 `first`, B's CRC-32 `second`, and B's `length` in bytes.
 
     Appending `length` zero bytes to A multiplies its CRC, a polynomial over GF(2), by x to the power of 8 * `length`.
     """
@@ -104,12 +104,12 @@ class Record(NamedTuple):
 
     @property
     def part(self) -> Part:
-        """The entry's byte range in its file."""
+        """The record's byte range in its file."""
         return self.path, self.offset, self.end
 
     @property
     def end(self) -> int:
-        """One past its last byte."""
+        """The file offset one past the last byte."""
         return self.offset + self.nbytes
 
     def damage(self, found: int) -> str:

@@ -1,4 +1,4 @@
-"""Read the elements of strided arrays in small pieces: in any order for sums, or aligned with those of other tensors.
+"""Read the elements of strided arrays in small pieces: in any order for sums, or aligned with other tensors' elements.
 
 An array without gaps in its file is read as one run of bytes, however its dimensions are permuted; of an expanded
 array (a stride of 0) each element is read once.
@@ -52,7 +52,7 @@ class Piece:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its elements."""
+        """Bytes of the piece's elements."""
         return prod(self.source.shape) * ITEMSIZE[self.source.dtype]
 
 
@@ -165,7 +165,7 @@ def _buffers(count: int, dtypes: Sequence[str]) -> list[Raw]:
 
 
 class _OfThread(local):
-    """The buffers of a thread, by their use."""
+    """The buffers that one thread reuses, by their use."""
 
     def __init__(self) -> None:
         self.rooms: dict[str, npt.NDArray[np.uint8]] = {}

@@ -288,7 +288,7 @@ def parts_of(shard: Shard) -> Iterator[Part]:
 
 
 class CopiesAhead:
-    """Fetches copies of tensors when the first is about to be compared, together with those of the next tensors.
+    """Fetches copies of tensors when the first is about to be compared, together with the next tensors' copies.
 
     Args:
         tensors: by their key paths, in the order in which they will be compared.

@@ -361,7 +361,7 @@ def _fill(out: Raw, source: Source, files: OpenFiles, seen: Seen | None) -> None
 
 
 def strided(file: File, source: Source, seen: Seen | None = None) -> Raw:
-    """Read the raw elements of a source, together with the bytes between them; `seen` is that of `fill`."""
+    """Read the raw elements of a source, together with the bytes between them; `seen` is as in `fill`."""
     width = ITEMSIZE[source.dtype]
     data = file.read(source.offset, extent(source))
     if seen is not None:

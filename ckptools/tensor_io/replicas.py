@@ -197,7 +197,7 @@ def _mismatch(pair: Rounded) -> Problem | None:
 
 
 def compare_rounded(pairs: Iterable[Rounded]) -> tuple[list[Problem], int]:
-    """Compare pairs; return the problems, and the number of pairs that were compared in full."""
+    """Compare weights with their fp32 copies; return the problems, and how many pairs were compared in full."""
     problems: list[Problem] = []
     compared = 0
     for pair in pairs:

@@ -120,7 +120,7 @@ def ddp_prefix(names: Sequence[str]) -> str:
 
 
 def is_flat_parameter(key: Any) -> bool:
-    """Whether a key of a model is that of an FSDP1 flat parameter."""
+    """Whether a key of a model names an FSDP1 flat parameter."""
     return str(key).rpartition(".")[2] in FLAT_PARAMETERS
 
 

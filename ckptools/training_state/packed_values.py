@@ -182,7 +182,7 @@ class _Reader:
         return state
 
     def _bytes(self, shard: Shard) -> bytes:
-        """The bytes of a small part."""
+        """The bytes of a small part of a weight."""
         if shard.box.numel * ITEMSIZE[shard.source.dtype if shard.source else "uint8"] > MAX_STATE:
             raise _OtherFormError("what describes it is too long")
         if self._compare and shard.source is not None and shard.source.crc:

@@ -179,7 +179,7 @@ def weights_in(node: Mapping[Any, Any]) -> dict[str, QuantizedWeight]:
 
 
 def _may_end(end: str, name: str) -> bool:
-    """Whether the last word of a key may be that of a companion."""
+    """Whether the last word of a key may name a companion."""
     return end == name.rpartition(".")[2] if "." in name or name in _NAMED else end.endswith(name)
 
 

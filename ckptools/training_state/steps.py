@@ -187,7 +187,7 @@ class LearningRates(NamedTuple):
 
     @property
     def agree(self) -> bool:
-        """Whether both are the same."""
+        """Whether the scheduler and the param groups state the same rates."""
         return self.scheduler == self.groups
 
 

@@ -61,7 +61,7 @@ def rank_of(file: str) -> int | None:
 
 
 def by_rank(file: str) -> tuple[int, list[int], str]:
-    """Sort key of data files: rank, number, name."""
+    """A sort key of data files: rank, number, name."""
     return -1 if (rank := rank_of(file)) is None else rank, [int(n) for n in re.findall(r"\d{1,18}", file)], file
 
 

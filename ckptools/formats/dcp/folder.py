@@ -170,7 +170,7 @@ def _last_items(metadata: Sequence[DcpMetadata]) -> dict[str, StoredItem]:
 
 
 def _nested(flat: dict[str, Any], paths: Mapping[str, KeyPath]) -> tuple[dict[str, Any], list[Problem]]:
-    """The nested state; or the flat one, with a problem that says why."""
+    """The DCP's state as nested containers; or flat, with a problem that says why."""
     if not paths:
         return flat, []
     try:

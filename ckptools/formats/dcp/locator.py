@@ -66,7 +66,7 @@ class FoundTensor:
 
 
 class ItemRows:
-    """The items of some tensors, by column; those of a tensor follow each other.
+    """The items of some tensors, by column; the items of one tensor follow each other.
 
     Attributes:
         shards: of the tensors, by fqn.
@@ -123,7 +123,7 @@ class ItemRows:
         return self.shards[fqn][i]
 
     def item(self, row: int) -> Item:
-        """The item in a row, which must be readable."""
+        """The item that a row describes, which must be readable."""
         fqn, i = self.place(row)
         known = self.shards[fqn].located.get(i)
         item = known.item if known is not None else self.shards[fqn].item(i)

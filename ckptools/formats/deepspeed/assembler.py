@@ -459,7 +459,7 @@ def _moved(placed: Iterable[PlacedBox], pieces: Sequence[BoxPair]) -> Iterator[P
 
 
 def names_by_param_group(groups: list[dict[str, Any]], names: Sequence[Iterable[str]]) -> list[list[str]]:
-    """The names in each param group, from those of its flat tensors; without param groups each flat tensor is one."""
+    """The names in each param group, from the names in its flat tensors; by flat tensor without param groups."""
     if not groups:
         return [list(of_one) for of_one in names]
     found: list[dict[str, None]] = [{} for _ in groups]
@@ -469,7 +469,7 @@ def names_by_param_group(groups: list[dict[str, Any]], names: Sequence[Iterable[
 
 
 def _join_group(groups: list[dict[str, Any]], number: int, settings: Mapping[Any, Any], names: list[str]) -> None:
-    """Add a stage's param group to the one of the same number and settings, else of the same settings."""
+    """Add a stage's param group to the group of the same number and settings, else of the same settings."""
     kept = {k: v for k, v in settings.items() if k != "params"}
     alike = (g for g in (*groups[number : number + 1], *groups) if set(g) - {"params"} == set(kept))
     same = next((g for g in alike if all(same_value(g[k], v) for k, v in kept.items())), None)

@@ -484,7 +484,7 @@ class TagFolder:
         return model
 
     def _joined_module(self) -> ModelStates:
-        """The model states with the weights of all tensor-parallel ranks joined; buffers are those of the first."""
+        """The model states with the weights of all tensor-parallel ranks joined; buffers are the first rank's."""
         assert self.cut is not None
         first = {mp: model for (mp, _), model in sorted(self.models.items(), reverse=True)}
         ranked = [(self.ranks.of((mp, 0)), first[mp].module or {}) for mp in sorted(first)]

@@ -109,7 +109,7 @@ def differing_buffers(modules: Sequence[tuple[int, Mapping[str, Any]]]) -> Itera
 
 
 def mismatched_shapes(model: ModelStates, shapes: Mapping[str, Ints], sharded: bool) -> Iterator[Problem]:
-    """Find parameters whose shape in `module` is not the one in `param_shapes`."""
+    """Find parameters whose shapes in `module` and in `param_shapes` differ."""
     for fqn, value in (model.module or {}).items() if not sharded else ():
         if isinstance(value, Tensor) and value.shape != shapes.get(fqn, value.shape):
             text = f"shape {list(value.shape)} in module, {list(shapes[fqn])} in param_shapes"

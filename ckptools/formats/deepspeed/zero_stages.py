@@ -355,7 +355,7 @@ class OptimStates:
 
     @property
     def sharded(self) -> bool:
-        """Whether its parameters are cut one by one: ZeRO-3."""
+        """Whether the parameters are cut one by one: ZeRO-3."""
         return "fp32_flat_groups" in self.tree
 
     @property

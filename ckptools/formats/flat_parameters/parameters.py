@@ -187,7 +187,7 @@ def _unplaced(tensor: Tensor, note: str = UNPLACED_RUN) -> Tensor:
 
 
 def _run_of(moment: Tensor, member: Member, unit: Unit) -> Tensor | None:
-    """The moments of one parameter; None if their lengths are not those of the parameter's runs."""
+    """The moments of one parameter; None if they are not as long as the parameter's runs."""
     if member.shape is None:
         return None
     shards = {s.rank: s for s in moment.found}
@@ -243,7 +243,7 @@ def _entries(unit: Unit, entry: Mapping[str, Any]) -> Iterator[tuple[str, dict[s
 
 
 def _part(whole: Tensor, member: Member, runs: Sequence[FlatRun] | None) -> Tensor:
-    """A parameter from the runs of a flat parameter, or its moments from those of flat moments."""
+    """A parameter from the runs of a flat parameter, or its moments from the runs of flat moments."""
     if runs is None or member.shape is None:
         return _unplaced(whole)
     shards = joined(member.shape, runs_of_member(member, runs))

@@ -60,7 +60,7 @@ class RunBox(NamedTuple):
     strides: Ints
 
     def shard_in(self, flat: Source | None) -> Shard:
-        """The shard with its bytes in a flat tensor; without a source if that was not read."""
+        """A shard with the place of its bytes in a flat tensor; without a source if that tensor was not read."""
         if flat is None:
             return self.unread
         # Built in one step for speed: ZeRO-3 has a hundred thousand of them.
@@ -172,7 +172,7 @@ def overlap(member: Member, run: FlatRun) -> tuple[int, int]:
 
 
 def runs_agree(member: Member, flat: Tensor) -> bool:
-    """Whether each rank's run is the one that the member's place implies."""
+    """Whether each rank's run lies where the member's place implies."""
     if not member.runs:
         return True
     runs = {s.rank: s for s in member.runs}

@@ -103,9 +103,9 @@ class ModelFiles:
     @property
     def rank(self) -> tuple[bool, bool, int, int]:
         """Sort key among several spellings of a model: transformers' order, an index first."""
-        spelled = SPELLINGS.index(self.stem) if self.stem in SPELLINGS else 0
+        order = SPELLINGS.index(self.stem) if self.stem in SPELLINGS else 0
         form = 0 if self.index else 1 if self.files[0].number is None else 2
-        return "." in self.base, self.kind == "bin", spelled, form
+        return "." in self.base, self.kind == "bin", order, form
 
     @property
     def shown(self) -> str:
@@ -206,7 +206,7 @@ def missing_of_sets(paths: Iterable[Path]) -> list[Path]:
 
 
 def _numbered(name: WeightName, number: int) -> Path:
-    """The file with another number of the same set; numbers are as wide as that of `name`."""
+    """The file of another number in the set that a file name belongs to, such as model-00002-of-00003."""
     return name.path.with_name(NUMBER.sub(lambda m: f"-{number:0{len(m[1])}d}-of-", name.path.name, count=1))
 
 
@@ -225,7 +225,7 @@ class Index(NamedTuple):
 
     @property
     def files(self) -> list[str]:
-        """The names of its files, sorted."""
+        """The names of the model's files, sorted."""
         return sorted(set(self.weight_map.values()))
 
 
@@ -275,7 +275,7 @@ def _some(names: list[str]) -> str:
 
 
 def check_total_size(index: Index, tensors: Iterable[Tensor]) -> list[Problem]:
-    """Find an index whose `total_size` is not the size of its tensors, with tied ones counted once or each."""
+    """Find an index whose `total_size` is not the size of its tensors, whether tied tensors count once or each time."""
     every = list(tensors)
     most = sum(t.nbytes for t in every)
     once = {storage_identity(t) or id(t): t for t in every}.values()

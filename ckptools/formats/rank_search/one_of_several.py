@@ -93,7 +93,7 @@ class PartFiles(NamedTuple):
 
 
 def parts_with(path: Path) -> PartFiles | None:
-    """The parts beside a file, with itself; None if its name is not that of a part."""
+    """The parts beside a file, with itself; None if its name is not a part's."""
     if _is_adapter(path):
         return None
     if COUNTED.search(path.stem):
@@ -358,7 +358,7 @@ def _models(tree: Any) -> list[Mapping[str, Any]]:
 
 
 def _stage(tree: Any) -> tuple[int, int, str] | None:
-    """`(number, count, key)` of the stage that a file names, at its root or in a dict there."""
+    """`(number, count, key)` of the pipeline stage that a file states, at its root or in a dict there."""
     nodes = [tree, *tree.values()] if isinstance(tree, Mapping) else []
     for node in (n for n in nodes if isinstance(n, Mapping)):
         for number, count in STAGES:

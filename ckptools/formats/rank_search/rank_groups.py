@@ -204,7 +204,7 @@ MAX_ITEMS = 32
 
 
 def _with_items(group: Sequence[RankName], tree: Any, world: int, follow_symlinks: bool) -> list[RankName]:
-    """The rank files of a checkpoint with those of its other items, each with its `part`; unchanged for one item."""
+    """The rank files of a checkpoint and of its other items, each with its `part`; unchanged for one item."""
     own, rank, _ = Path(group[0].spelled).name.partition("{rank}") if group else ("", "", "")
     families = _families(group[0], world, follow_symlinks) if own and rank else {}
     known = {path for path, _ in tensors_in(tree)}
@@ -218,8 +218,8 @@ def _with_items(group: Sequence[RankName], tree: Any, world: int, follow_symlink
 
 def _families(of: RankName, world: int, follow_symlinks: bool) -> dict[str, list[RankName]]:
     """The files beside `of` whose names differ in the rank and in words before it, grouped by those words."""
-    spelled = of.path.parent / Path(of.spelled).name
-    own, _, tail = spelled.name.partition("{rank}")
+    own_template = of.path.parent / Path(of.spelled).name
+    own, _, tail = own_template.name.partition("{rank}")
     # other words, with the same numbers and separator
     words = r"\D*?".join(["", *re.findall(r"\d+", own), ""]) + re.escape(own[len(own.rstrip("-_.")) :])
     pattern = re.compile(rf"(?P<head>{words})(?P<rank>\d{{1,7}}){re.escape(tail)}", re.DOTALL)
@@ -228,7 +228,7 @@ def _families(of: RankName, world: int, follow_symlinks: bool) -> dict[str, list
         fits = pattern.fullmatch(path.name)
         rank = int(fits["rank"]) - of.first if fits else -1
         if fits and 0 <= rank < world and (follow_symlinks or not path.is_symlink()) and path.is_file():
-            template = str(spelled.with_name(f"{fits['head']}{{rank}}{tail}"))
+            template = str(own_template.with_name(f"{fits['head']}{{rank}}{tail}"))
             name = RankName(path, fits["head"], rank, "", "", None, template, of.width, of.first)
             found.setdefault(fits["head"], []).append(name)
     return {head: sorted(names, key=lambda n: n.rank) for head, names in islice(found.items(), MAX_ITEMS)}
@@ -385,10 +385,10 @@ def _here(folder: Path) -> str:
 
 def _fitted(folder: Path, pattern: str, path: Path, found: re.Match[str]) -> RankName:
     world = found.groupdict().get("world")
-    spelled = str(folder / pattern.replace("{world}", world or ""))
+    template = str(folder / pattern.replace("{world}", world or ""))
     ranked = next(part for part in reversed(Path(pattern).parts) if "{rank}" in part)
     head = HOLDER.split(ranked)[0]
-    return RankName(path, head, int(found["rank"]), "", "", int(world) if world else None, spelled, len(found["rank"]))
+    return RankName(path, head, int(found["rank"]), "", "", int(world) if world else None, template, len(found["rank"]))
 
 
 def _from_zero(names: list[RankName]) -> list[RankName]:

@@ -463,14 +463,14 @@ class CheckpointBuilder(FileSet):
         return saved
 
     def add_rank_values(self, found: RankDifferences | CheckpointBuilder) -> None:
-        """Add the values that ranks have for themselves, and those that should not differ."""
+        """Add the values that each rank has for itself, and differing values that should be equal."""
         self.problems += found.problems
         self.differing += found.differing
         self.per_rank |= found.per_rank
         self.unequal |= found.unequal
 
     def add(self, other: CheckpointBuilder) -> None:
-        """Add all findings of another part, behind those here."""
+        """Add all findings of another part, behind the present ones."""
         self.add_rank_values(other)
         self.add_read(other.files_read, other.bytes_read, other.names)
 

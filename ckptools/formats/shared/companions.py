@@ -84,7 +84,7 @@ class CompanionFiles(FileSet):
 
     @property
     def from_accelerate(self) -> bool:
-        """Whether Accelerate wrote it, whose scheduler counts for every process."""
+        """Whether Accelerate wrote the file, whose scheduler counts for every process."""
         return any(file.path.name.startswith("random_states_") for file in self.files)
 
     def swapped(self) -> Iterator[Problem]:
@@ -274,7 +274,7 @@ def without_optimizer(folder: Path, tree: Mapping[str, Any], models: Collection[
 
 
 def _gaps(here: list[Companion]) -> Iterator[Problem]:
-    """Find missing numbers below those of Accelerate's files: an optimizer, a scheduler, a registered object."""
+    """Find gaps in the numbers of Accelerate's files: an optimizer, a scheduler, a registered object."""
     kinds: dict[str, dict[int, Companion]] = {}
     for companion in here:
         if numbered := NUMBERED.fullmatch(companion.key):

@@ -151,7 +151,7 @@ NamesFrom = Union[str, Path, "list[str]", "list[list[str]]", Module]
 
 
 def names_from_python(names: list[str] | list[list[str]] | Module) -> GivenNames:
-    """The names in a list, by param group or of all, or those of a module's parameters.
+    """Parameter names from a list, from a list per param group, or from a module.
 
     Raises:
         UsageError: it is not a list of names.

@@ -219,7 +219,7 @@ def _add_columns(extents: _Extents, files: Mapping[ExtentFile, int], tensor: int
 
 
 def _values_span(of: Source | ExtentLayout) -> tuple[int, int]:
-    """First byte and number of bytes of values; for values that are not contiguous, those of their zip entry."""
+    """First byte and number of bytes of values, or, if they are not contiguous, of their zip entry."""
     if not is_contiguous(of.shape, of.strides):
         return of.record_span
     return of.offset, prod(of.shape) * ITEMSIZE[of.dtype]

@@ -232,7 +232,7 @@ class Merge:
         return {rank: value for rank, value in found if value is not _NOTHING}
 
     def _every(self, ranked: Ranked, path: KeyPath) -> Ranked:
-        """The value of every rank, if some ranks were merged as one."""
+        """The values of `ranked` and of the ranks that were merged with them as one, by rank."""
         root = self.root_of(path) or ()
         groups, below = self._groups.get(root, {}), path[len(root) :]
         if all(len(groups[rank].members) == 1 for rank, _ in ranked if rank in groups):

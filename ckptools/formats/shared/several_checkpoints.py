@@ -67,7 +67,7 @@ class Save:
 
     @cached_property
     def numbers(self) -> tuple[int | None, ...]:
-        """The numbers in its path; None for a decimal one, such as a loss."""
+        """The numbers in a checkpoint's path; None for a decimal one, such as a loss."""
         return tuple(None if "." in found else int(found) for found in NUMBER.findall(self._spelled))
 
     @cached_property

@@ -100,7 +100,7 @@ def _with_own(shards: tuple[Shard, ...], own: dict[int, Shard]) -> Sequence[Shar
 def _put(
     shards: Sequence[Shard], own: dict[int, Shard], box: Box, tensor: Tensor, rank: int | None, dtype: str
 ) -> Iterator[str]:
-    """Find the index of a local shard in the list; yield the reason if there is none."""
+    """Enter a local shard in `own`, by its index in the list of all shards; yield the reason if it has none."""
     if tensor.shape != box.sizes or tensor.dtype != dtype:
         expected = f"{dtype} {describe_for_error(box.sizes)}"
         yield f"its shard is {tensor.dtype} {describe_for_error(tensor.shape)}, expected {expected}"
