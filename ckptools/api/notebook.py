@@ -24,9 +24,6 @@ from ckptools.contents.text import (
 )
 from ckptools.diff.record import Difference
 from ckptools.diff.text import difference_html
-from ckptools.display.drawing import (
-    MARKS,
-)
 from ckptools.display.html import (
     BRANCHES,
     DICTS,
@@ -45,6 +42,7 @@ from ckptools.display.html import (
     value_table,
     values_html,
 )
+from ckptools.display.screen import MARKS
 from ckptools.display.tables import Column, checkpoint_line, value_text
 from ckptools.doctor.answers import Diagnosis, diagnosis_html
 from ckptools.dtypes import short

@@ -13,7 +13,8 @@ from textual.widgets import Input, Static
 
 from ckptools.browse.pages import PageRows
 from ckptools.browse.row_list import RowList
-from ckptools.display.tables import Screen, wrapped
+from ckptools.display.screen import Screen
+from ckptools.display.tables import wrapped
 
 HELP = (
     ("arrows, h j k l", "move, close and open; g, G: first and last row"),

@@ -14,7 +14,8 @@ from ckptools.contents.text import figures_line, shown_text
 from ckptools.contents.tree import totals
 from ckptools.diff.record import TensorDifference
 from ckptools.display.next_command import quoted
-from ckptools.display.tables import Screen, cause_words, table, wrapped
+from ckptools.display.screen import Screen
+from ckptools.display.tables import cause_words, table, wrapped
 from ckptools.inspect.record import optimizer_lines, report_text, scheduler_words
 from ckptools.model.facts import RankFile
 from ckptools.model.problems import Problem

@@ -17,7 +17,7 @@ from ckptools.browse import pages
 from ckptools.browse.pages import KeyPage, ListPage, PageRows, TextPage
 from ckptools.browse.row_list import RowList, coloured
 from ckptools.browse.session import BackgroundJob, CheckpointReport, Jobs, JobStoppedError, Session
-from ckptools.display.drawing import MARKS
+from ckptools.display.screen import MARKS
 from ckptools.display.tables import wrapped
 from ckptools.errors import CkptoolsError
 from ckptools.text import duration, printable, size

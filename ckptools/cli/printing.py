@@ -13,8 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
-from ckptools.display.drawing import Mark, mark_of, painted
-from ckptools.display.tables import PIPE, Screen
+from ckptools.display.screen import PIPE, Mark, Screen, mark_of, painted
 from ckptools.errors import CkptoolsError, ReadError, UsageError
 from ckptools.model.records import Rows, record_fields
 from ckptools.text import clip_middle, duration, encodable, plural, printable, size

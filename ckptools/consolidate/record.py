@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptools.consolidate.writers.layout import FromReplicas, Job, OutputLayout
 from ckptools.display.record_json import to_json
-from ckptools.display.tables import PIPE, Column, Screen, table
+from ckptools.display.screen import PIPE, Screen
+from ckptools.display.tables import Column, table
 from ckptools.dtypes import short
 from ckptools.errors import NoSpaceError
 from ckptools.keys.paired import Proof

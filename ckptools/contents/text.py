@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from ckptools.contents.record import KeyRow, Keys, KeySection, ShardRow, Shown, ShownKey
 from ckptools.contents.tree import totals
-from ckptools.display.drawing import Mark, painted
-from ckptools.display.tables import PIPE, Column, Screen, table, value_text, wrapped
+from ckptools.display.screen import PIPE, Mark, Screen, painted
+from ckptools.display.tables import Column, table, value_text, wrapped
 from ckptools.dtypes import short
 from ckptools.keys.entries import Branch, fold, label_text, tree_of
 from ckptools.keys.value_digests import StreamRow

@@ -22,8 +22,8 @@ from ckptools.diff.record import (
     most_changed,
 )
 from ckptools.diff.sides import Contents
-from ckptools.display.drawing import mark_of, painted
-from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
+from ckptools.display.screen import PIPE, Screen, mark_of, painted
+from ckptools.display.tables import Column, table, wrapped
 from ckptools.model.records import grouped
 from ckptools.text import and_more, clip, clip_middle, few, number, plural, printable, shape, size, spans, told_apart
 

@@ -6,18 +6,18 @@ follows the reader's light or dark theme; a letter, a pattern or a number always
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ckptools.errors import UsageError
 from ckptools.files.partial_files import write_text
 from ckptools.text import clip, clip_middle, printable, size
 
 if TYPE_CHECKING:
-    from ckptools.model.verdict import Level
+    pass
 
 
 WIDTH = 680
@@ -291,57 +291,3 @@ def svg(title: str, text: str, parts: Iterable[str], height: float) -> str:
         f'<rect width="100%" height="100%" rx="6" class="paper"/>{head}'
         f'<g transform="translate({MARGIN},{MARGIN + 30})">{drawn}</g></svg>'
     )
-
-
-# -- colours of verdicts on terminals ----------------------------------------------------------------------------------
-# Colour only repeats the meaning of words. Red means a fault, never a difference that the user asked about. A text is
-# coloured after it was made printable, so that a name from a file cannot contain colours.
-
-
-Mark = Literal["", "bad", "warn", "good", "change", "dim", "heading", "doubtful", "sound"]
-"""Meaning of a text: a fault, a warning, a good result, a difference the user asked about, an aside, a heading; or
-the headline of a doubtful or sound checkpoint."""
-
-SGR: Mapping[Mark, str] = {
-    "bad": "1;31", "warn": "33", "good": "32", "change": "1", "dim": "2", "heading": "1", "doubtful": "1;33",
-    "sound": "1;32",
-}  # fmt: skip
-"""Select Graphic Rendition parameters of each mark. Source: ECMA-48, 8.3.117."""
-
-WORDS: Mapping[Mark, tuple[str, ...]] = {
-    "bad": ("FAIL", "BAD", "error", "NOT WHOLE", "NONE", "MISSING", "missing", "cut", "bad", "unreadable", "no: ",
-            "DOES NOT LOAD", "shape", "LEFT OUT", "left out: ", "filled: ", "whole, but "),
-    "warn": ("warn", "warning", "cannot be compared", "unexpected", "whole, ",
-             "partly"),
-    "good": ("ok", "yes", "whole", "loads", "same", "the same", "within tolerance", "checked: ", "wrote "),
-    "change": ("differs", "only in A", "only in B", "DIFFERENT", "different:", "would write "),
-    "dim": ("not judged", "seen", "listed", "not compared", "not counted", "same checksum", "in neither", "dtype"),
-}  # fmt: skip
-"""Words that make up a cell or begin a line, by their mark."""
-
-MARKS: Mapping[Level, Mark] = {"bad": "bad", "doubtful": "warn", "good": "good"}
-"""Mark of a verdict by its level."""
-
-HEADLINES: Mapping[Level, Mark] = {"bad": "bad", "doubtful": "doubtful", "good": "sound"}
-"""Mark of a headline by its level."""
-
-
-def mark_of(text: str) -> Mark:
-    """Return the mark of a verdict or status; "" for other words.
-
-    Call it only for verdicts: a layout may be `whole`, and a key of a checkpoint may have any name.
-    """
-    return next((mark for mark, words in WORDS.items() if any(_begins(text, word) for word in words)), "")
-
-
-def _begins(text: str, word: str) -> bool:
-    return text == word or text.startswith((f"{word}:", f"{word};", word if word.endswith((" ", ":")) else f"{word}: "))
-
-
-def painted(text: str, mark: Mark, color: bool = True) -> str:
-    """Colour a printable text by its mark, if `color`; spaces around it stay uncoloured."""
-    bare = text.strip()
-    if not (color and mark and bare):
-        return text
-    before, _, after = text.partition(bare)
-    return f"{before}\x1b[{SGR[mark]}m{bare}\x1b[0m{after}"

@@ -11,7 +11,8 @@ from html import escape
 from itertools import islice
 from typing import Any, NamedTuple
 
-from ckptools.display.drawing import Picture, mark_of
+from ckptools.display.drawing import Picture
+from ckptools.display.screen import mark_of
 from ckptools.display.tables import Column, cell_text, columns_of, fields_of, key_name, value_text
 from ckptools.dtypes import short
 from ckptools.model.facts import RankFile

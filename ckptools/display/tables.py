@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import TextWrapper
 from typing import Any, Literal, NamedTuple
 
-from ckptools.display.drawing import Mark, mark_of, painted
+from ckptools.display.screen import PIPE, Mark, Screen, mark_of, painted
 from ckptools.dtypes import short
 from ckptools.errors import UsageError
 from ckptools.model.checkpoint import Checkpoint
@@ -78,20 +78,6 @@ FEWEST_ALIKE = 3
 SHORTEST_PREFIX = 6
 """Shortest common prefix of names, in characters, that is shown once on its own line."""
 
-
-class Screen(NamedTuple):
-    """Limits of the output: characters per line, rows per table (both None in a pipe), and whether it has colour.
-
-    Rows are `limited` if the user gave their number.
-    """
-
-    width: int | None = None
-    rows: int | None = None
-    color: bool = False
-    limited: bool = False
-
-
-PIPE = Screen()
 
 Role = Literal["text", "name", "number", "verdict", "provenance"]
 """Kind of a column. Numbers are aligned right and never cut; names are cut in the middle before they wrap; verdicts

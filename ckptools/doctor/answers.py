@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptools.display.drawing import Mark, mark_of, painted
 from ckptools.display.html import DICTS, Page
-from ckptools.display.tables import MAX_LINE, PIPE, Column, Screen, cause_words, wrapped
+from ckptools.display.screen import PIPE, Mark, Screen, mark_of, painted
+from ckptools.display.tables import MAX_LINE, Column, cause_words, wrapped
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Rows, displayed

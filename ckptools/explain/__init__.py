@@ -9,7 +9,8 @@ from functools import cache
 from pathlib import Path
 
 from ckptools.display.record_json import to_json
-from ckptools.display.tables import PIPE, Screen, wrapped
+from ckptools.display.screen import PIPE, Screen
+from ckptools.display.tables import wrapped
 from ckptools.errors import UsageError
 from ckptools.model.problems import Code, Forbids, Severity, remedy_of
 from ckptools.model.records import displayed, to_dict

@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ckptools.display.drawing import HEADLINES, painted
 from ckptools.display.next_command import command_arguments, next_command
-from ckptools.display.tables import PIPE, Column, Screen, broken, cause_lines, key_name, table, value_text, wrapped
+from ckptools.display.screen import HEADLINES, PIPE, Screen, painted
+from ckptools.display.tables import Column, broken, cause_lines, key_name, table, value_text, wrapped
 from ckptools.files.opening import common_folder
 from ckptools.keys.sharding import ShardingRow, sharding_name, sharding_rows
 from ckptools.model.checkpoint import Checkpoint

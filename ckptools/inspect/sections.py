@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from ckptools._version import __version__
 from ckptools.display.record_json import JsonValues, to_json
-from ckptools.display.tables import PIPE, Column, Screen, key_name, table, value_text, wrapped
+from ckptools.display.screen import PIPE, Screen
+from ckptools.display.tables import Column, key_name, table, value_text, wrapped
 from ckptools.dtypes import short
 from ckptools.errors import UsageError
 from ckptools.inspect.record import OptimizerRow, Report, SectionRow, optimizer_lines

@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ckptools.display.drawing import Mark
-from ckptools.display.tables import MAX_LINE, PIPE, WAYS_OUT, Column, Screen, table, wrapped
+from ckptools.display.screen import PIPE, Mark, Screen
+from ckptools.display.tables import MAX_LINE, WAYS_OUT, Column, table, wrapped
 from ckptools.formats.shared.several_checkpoints import By
 from ckptools.model.problems import Severity
 from ckptools.model.records import Rows, displayed, grouped

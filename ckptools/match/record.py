@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ckptools.display.drawing import mark_of, painted
 from ckptools.display.next_command import quoted
-from ckptools.display.tables import PIPE, Column, Screen, table, wrapped
+from ckptools.display.screen import PIPE, Screen, mark_of, painted
+from ckptools.display.tables import Column, table, wrapped
 from ckptools.keys.renames import Rename, rename_words
 from ckptools.model.records import Rows, displayed
 from ckptools.model.regions import Ints

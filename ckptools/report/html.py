@@ -17,11 +17,12 @@ from ckptools._version import __version__
 from ckptools.consolidate import output_place
 from ckptools.contents.text import TreeForm, tree_text
 from ckptools.contents.tree import keys_of
-from ckptools.display.drawing import HEADLINES, MARKS, Picture
+from ckptools.display.drawing import Picture
 from ckptools.display.html import Limits, Page, document, safe
 from ckptools.display.next_command import after_verify
 from ckptools.display.record_json import answer_json
-from ckptools.display.tables import PIPE, Screen, wrapped
+from ckptools.display.screen import HEADLINES, MARKS, PIPE, Screen
+from ckptools.display.tables import wrapped
 from ckptools.doctor.answers import Diagnosis, diagnosis_html
 from ckptools.dtypes import short
 from ckptools.errors import UsageError

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
-from ckptools.display.drawing import Mark, painted
-from ckptools.display.tables import NAME_ROOM, PIPE, Column, Screen, table, wrapped
+from ckptools.display.screen import PIPE, Mark, Screen, painted
+from ckptools.display.tables import NAME_ROOM, Column, table, wrapped
 from ckptools.dtypes import short
 from ckptools.model.problems import Severity
 from ckptools.model.records import MAX_LINE, Looked, Rows, as_html, displayed, grouped, to_dict

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from ckptools.display.drawing import HEADLINES, MARKS
 from ckptools.display.record_json import to_json
-from ckptools.display.tables import PIPE, Column, Screen, cause_lines, table, wrapped
+from ckptools.display.screen import HEADLINES, MARKS, PIPE, Screen
+from ckptools.display.tables import Column, cause_lines, table, wrapped
 from ckptools.model.problems import AFTER_DEEP, WHICH_COPY, Problem
 from ckptools.model.records import Looked, Rows, displayed, to_dict
 from ckptools.model.verdict import Verdict, causes_of, consequences_of, plural_of, without_consequences

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ckptools.display.tables import PIPE, Screen
+from ckptools.display.screen import PIPE, Screen
 from ckptools.ls.record import CheckpointRow, change_line, seconds_of
 from ckptools.model.records import Rows, displayed, to_dict
 from ckptools.text import clip, clip_middle, duration, few, moment, number, plural, printable

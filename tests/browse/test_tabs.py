@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ckptools.browse.row_list import RowList
-from ckptools.display.tables import Screen
+from ckptools.display.screen import Screen
 from ckptools.files.opening import File
 from ckptools.formats.open import open_checkpoint
 from ckptools.inspect.record import inspect_report, report_text

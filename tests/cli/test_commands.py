@@ -20,7 +20,7 @@ from ckptools._version import __version__
 from ckptools.cli import app
 from ckptools.cli.program import program
 from ckptools.cli.start import COMMANDS, GROUPS, HELP, function_of, plain_arguments
-from ckptools.display.drawing import SGR
+from ckptools.display.screen import SGR
 from tests.truth import FIXTURES
 
 COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4" / "ep0-ba5-rank0.pt"

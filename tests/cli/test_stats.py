@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from ckptools.cli import app
-from ckptools.display.tables import Screen
+from ckptools.display.screen import Screen
 from ckptools.model.records import Rows
 from ckptools.stats.record import Statistics, Stats, drawable, figure, histogram, share, statistics_text
 from tests.truth import FIXTURES

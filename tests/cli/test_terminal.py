@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ckptools.display.drawing import SGR
+from ckptools.display.screen import SGR
 
 HOSTILE = "evil\x1b[35m\x1b]0;owned\x07\u202e"
 """Magenta, which the palette does not have, the title of a window, and text from right to left."""

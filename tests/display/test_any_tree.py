@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckptools.api.notebook import checkpoint_html
-from ckptools.display.tables import Screen
+from ckptools.display.screen import Screen
 from ckptools.inspect.record import inspect_report, report_text
 from ckptools.inspect.sections import report_json, section_details, section_text
 from ckptools.model.tree import NumpyArray, NumpyScalar, Opaque

@@ -10,7 +10,7 @@ from ckptools.diff.compare import Wanted, compare
 from ckptools.diff.record import NOT_FINITE, TensorDifference, most_changed
 from ckptools.diff.text import MOST_LINES, _of_tensors, change_words, difference_text
 from ckptools.display.record_json import answer_json, json_lines
-from ckptools.display.tables import PIPE, Screen
+from ckptools.display.screen import PIPE, Screen
 from ckptools.text import encodable
 from tests.display.made import ESCAPE, alone, broken_run7, checkpoint, hostile, plain, run7, snapshot
 

@@ -15,8 +15,8 @@ from torch import nn
 
 import ckptools
 from ckptools.api.notebook import checkpoint_html, tensor_html
-from ckptools.display.drawing import WORDS
 from ckptools.display.html import MAX_BYTES, MAX_ROWS, Limits, Page, opaque_html, rows_html, values_html
+from ckptools.display.screen import WORDS
 from ckptools.display.tables import Column
 from ckptools.model.records import Rows
 from ckptools.text import plural

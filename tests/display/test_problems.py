@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from ckptools.display.tables import Screen, cause_lines, error_lines
+from ckptools.display.screen import Screen
+from ckptools.display.tables import cause_lines, error_lines
 from ckptools.model.problems import Code, Problem
 from ckptools.model.verdict import causes_of, consequences_of
 from tests.display.made import missing

@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from ckptools.cli import app
-from ckptools.display.tables import Screen
+from ckptools.display.screen import Screen
 from ckptools.inspect.record import (
     SchedulerRow,
     headline,

@@ -7,7 +7,7 @@ import pytest
 from ckptools.contents.record import ShardRow
 from ckptools.contents.show import show
 from ckptools.contents.text import element_lines, shard_map, shown_text
-from ckptools.display.tables import PIPE, Screen
+from ckptools.display.screen import PIPE, Screen
 from tests.display.made import checkpoint, composer_tree, hostile, plain, sharded
 
 

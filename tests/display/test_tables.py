@@ -7,7 +7,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptools.display.tables import Column, Screen, broken, table
+from ckptools.display.screen import Screen
+from ckptools.display.tables import Column, broken, table
 
 NAME, TEXT, NUMBER = Column("tensor", "name"), Column("what is wrong"), Column("bytes", "number")
 WORDS = st.text("abc .", min_size=1, max_size=200).filter(lambda text: text == text.strip())

@@ -6,7 +6,7 @@ import pytest
 
 from ckptools.contents.text import ASCII, BOXES, TreeForm, glyphs, tree_text
 from ckptools.contents.tree import keys_of
-from ckptools.display.tables import PIPE, Screen
+from ckptools.display.screen import PIPE, Screen
 from tests.display.made import checkpoint, composer_tree, hostile, plain, sharded
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import ckptools
-from ckptools.display.tables import Screen
+from ckptools.display.screen import Screen
 from ckptools.errors import UsageError
 from ckptools.explain import MAX_WIDTH, PAGES, explanation, explanations, list_text, pages_json, pages_text, sections_of
 from ckptools.model.problems import Code

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from ckptools.display.tables import Screen
+from ckptools.display.screen import Screen
 from ckptools.ls.record import (
     CheckpointRow,
     LeftOverRow,

@@ -19,7 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ckptools.cli import app, printing
-from ckptools.display.tables import Screen
+from ckptools.display.screen import Screen
 from tests.damage.damages import damages
 from tests.truth import ASKED, KINDS, LOCAL, OWN_BUFFERS, WHOLE, Known, one_of_each_form
 

@@ -11,7 +11,7 @@ from ckptools.cli.arguments import AsJson, CheckpointPaths
 from ckptools.cli.options import OpeningOptions
 from ckptools.cli.printing import Printing, answered_in_json, opened, say, screen, show
 from ckptools.consolidate.options import ConsolidateOptions
-from ckptools.display.drawing import mark_of
+from ckptools.display.screen import mark_of
 from ckptools.display.tables import wrapped
 from ckptools.errors import UsageError
 from ckptools.text import encodable, printable

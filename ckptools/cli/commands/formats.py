@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ckptools.cli.arguments import AsJson
 from ckptools.cli.printing import screen, show
-from ckptools.display.drawing import painted
-from ckptools.display.tables import Screen, wrapped
+from ckptools.display.screen import Screen, painted
+from ckptools.display.tables import wrapped
 from ckptools.formats.registry import FORMATS, Format, formats_from_outside
 from ckptools.text import printable
 

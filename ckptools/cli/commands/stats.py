@@ -14,7 +14,7 @@ from ckptools.text import duration, plural, size
 
 if TYPE_CHECKING:
     from ckptools.cli.arguments import CheckpointPaths
-    from ckptools.display.tables import Screen
+    from ckptools.display.screen import Screen
     from ckptools.keys.entries import Selection
     from ckptools.model.checkpoint import Checkpoint
     from ckptools.stats.record import Statistics

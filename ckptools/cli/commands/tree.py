@@ -14,7 +14,7 @@ from ckptools.option import option
 if TYPE_CHECKING:
     from ckptools.cli.arguments import AllRanks, CheckpointPaths, Private
     from ckptools.contents.record import Keys
-    from ckptools.display.tables import Screen
+    from ckptools.display.screen import Screen
 
 
 @dataclass(frozen=True)
