@@ -102,7 +102,9 @@ def suspects(parts: Sequence[MeasuredPart], rows: Sequence[Stats], peaks: Sequen
             look = bool(again) and looks < MOST_LOOKS
             looks += look
             found += _of_values(part, row, files if look else None)
-        found += [one for _, row in floats if row.zeros == row.elements for one in _all_zero(row, roles, nothing_else)]
+        zeros = [row for _, row in floats if row.zeros == row.elements]
+        alive = {role: sum(bool(row.rms) for row in members) for role, members in roles.items()}
+        found += [one for row in zeros for one in _all_zero(row, roles, alive, nothing_else)]
         apart = ((part, row, _stands_apart(part, row, own)) for part, row, own in weights)
         large = [(part, row, least) for part, row, least in apart if least or _is_too_large(row)]
         for n, (part, row, least) in enumerate(large):
@@ -159,14 +161,18 @@ def _of_values(part: MeasuredPart, row: Stats, files: OpenFiles | None) -> Itera
             yield from _zeros(part, row, files)
 
 
-def _all_zero(row: Stats, roles: Roles, nothing_else: bool) -> Iterator[Suspect]:
-    """Report an all-zero tensor: as an error if most other layers differ, or if all matrices are zero."""
+def _all_zero(
+    row: Stats, roles: Roles, alive: Mapping[tuple[str, int | None], int], nothing_else: bool
+) -> Iterator[Suspect]:
+    """Report an all-zero tensor: as an error if most other layers differ, or if all matrices are zero.
+
+    `alive` counts the tensors of each role that are not all zero.
+    """
     layer, role = layer_and_role(row.name)
     zero = "all zero" if row.elements == row.numel else "what is here of it is zero"
-    others = [other for other in roles.get((role, row.rank), ()) if other.name != row.name] if layer else []
-    differ = [other for other in others if other.rms]
-    if len(differ) > 1 and 2 * len(differ) > len(others):
-        yield _suspect(row, "all zero", f"{zero}, unlike {plural(len(differ), 'other layer')}", "error")
+    differ = alive.get((role, row.rank), 0) if layer else 0
+    if differ > 1 and 2 * differ > len(roles[role, row.rank]) - 1:
+        yield _suspect(row, "all zero", f"{zero}, unlike {plural(differ, 'other layer')}", "error")
     elif len(row.shape) > 1:
         words = f"{zero}, like every matrix here" if nothing_else else zero
         yield _suspect(row, "all zero", words, "error" if nothing_else else "warning")
