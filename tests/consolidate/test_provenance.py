@@ -145,6 +145,7 @@ def test_every_one_of_several_safetensors_carries_the_record(tmp_path):
     told = set()
     for file in files:
         with safe_open(file, "pt") as opened:
+            assert set(opened.metadata()) == {"format", "ckptools"}
             told.add(opened.metadata()["ckptools"])
     assert len(files) > 2 and len(told) == 1
 
