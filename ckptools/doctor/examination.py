@@ -37,7 +37,6 @@ from ckptools.model.records import Rows
 from ckptools.model.verdict import Verdict
 from ckptools.tensor_io.fetch_ahead import Progress
 from ckptools.text import few, plural, size
-from ckptools.training_state import modules
 from ckptools.training_state.steps import step_in
 from ckptools.verify.record import Verification
 from ckptools.verify.run import verify
@@ -86,6 +85,7 @@ class _Examination:
     checkpoint: Checkpoint | None = None
     error: CkptoolsError | None = None
     run: RunFolder | None = None
+    not_searched: str = ""
     verdict: Verdict | None = None
 
     @property
@@ -115,7 +115,7 @@ class _Examination:
         """Open the given path; in a run folder, open the newest whole checkpoint."""
         what: Any = self.paths if len(self.paths) > 1 else self.path
         try:
-            self.checkpoint = _opened(what, self.how)
+            self.checkpoint = open_checkpoint(what, all_ranks=True, **self.how)
         except SeveralError:
             self._open_newest()
         except CkptoolsError as error:
@@ -130,7 +130,7 @@ class _Examination:
         self.run = checkpoints_in(self.path, on_found=self.on_found, **_of_run(self.how))
         chosen = self.run.newest_whole or next((row.path for row in self.run.rows if row.format), None)
         if chosen is not None:
-            self.checkpoint = _opened(chosen, self.how)
+            self.checkpoint = open_checkpoint(chosen, all_ranks=True, **self.how)
 
     def _open_by_another_rank(self) -> None:
         """If the given rank file is damaged, open its checkpoint by the file of another rank."""
@@ -141,7 +141,7 @@ class _Examination:
             other = parse(path_of(row.path))
             beside = real_path(path_of(row.path).parent) == real_path(self.path.parent)
             if row.format and beside and other is not None and other.group == name.group:
-                self.checkpoint = _opened(row.path, _of_run(self.how))
+                self.checkpoint = open_checkpoint(row.path, all_ranks=True, **_of_run(self.how))
 
     def _run_folder(self) -> RunFolder | None:
         """Find all checkpoints of the run; None if no run folder is found."""
@@ -152,8 +152,11 @@ class _Examination:
             how = _of_run(self.how)
             others = [value for name, value in self.how.items() if name not in how]
             known = None if any(others) else self.checkpoint
-            return checkpoints_in(folder, on_found=self.on_found, known=known, levels=levels, **how)
-        except CkptoolsError:
+            found = checkpoints_in(folder, on_found=self.on_found, known=known, levels=levels, **how)
+            if not levels and any(e.is_dir() and not e.name.startswith(".") for e in folder.iterdir()):
+                self.not_searched = ", whose subfolders were not searched"
+            return found
+        except (CkptoolsError, OSError):
             return None
 
     def _folder_around(self) -> tuple[Path, int]:
@@ -194,7 +197,7 @@ class _Examination:
     def _newest(self, whole: bool) -> Finding:
         if self.run is None or self.checkpoint is None:
             return Finding(NEWEST, None, "not judged", "no other checkpoint was looked for")
-        looked = f"{plural(self.run.checkpoints, 'checkpoint')} in {self.run.path}"
+        looked = self._looked(self.run)
         trackers = [f"{tracker.name}: {tracker.problem}" for tracker in self.run.trackers if tracker.problem]
         newest = next((row for row in self.run.rows if row.newest_whole), None)
         if newest is None:
@@ -228,12 +231,16 @@ class _Examination:
         ok = False if wrong or not whole else None
         return Finding(NEWEST, ok, f"{step_or_name(newest)}: {newest.path}", evidence)
 
+    def _looked(self, run: RunFolder) -> str:
+        """Say where other checkpoints were looked for, and how many there are."""
+        return f"{plural(run.checkpoints, 'checkpoint')} in {run.path}{self.not_searched}"
+
     def _is_mine(self, path: Path) -> bool:
         """Whether the checkpoint at a path is the opened one, or shares files with it."""
         assert self.checkpoint is not None
         if path.absolute() == self.checkpoint.path.absolute():
             return True
-        other = open_checkpoint(path, read_file=modules.read_file, **_of_run(self.how))
+        other = open_checkpoint(path, **_of_run(self.how))
         return not _real_files(self.checkpoint).isdisjoint(_real_files(other))
 
     def _loads(self, checkpoint: Checkpoint) -> Finding:
@@ -280,8 +287,7 @@ class _Examination:
         newest = self.run and self.run.newest_whole
         if self.run is not None:
             self.commands.append(f"ckptools ls {quoted([str(self.run.path)])}")
-            found = f"{plural(self.run.checkpoints, 'checkpoint')} in {self.run.path}"
-            yield Finding(NEWEST, bool(newest), newest or "none", found)
+            yield Finding(NEWEST, bool(newest), newest or "none", self._looked(self.run))
         if newest:
             self.commands.insert(0, f"ckptools inspect {quoted([newest])}")
 
@@ -321,7 +327,3 @@ OF_A_RUN = ("follow_symlinks", "jobs", "weights", "rules", "shapes", "names")
 
 def _of_run(how: Mapping[str, Any]) -> dict[str, Any]:
     return {name: how[name] for name in OF_A_RUN if name in how}
-
-
-def _opened(path: Any, how: Mapping[str, Any]) -> Checkpoint:
-    return open_checkpoint(path, all_ranks=True, read_file=modules.read_file, **how)

@@ -337,4 +337,5 @@ def test_around_a_file_that_no_step_names_only_its_own_folder_is_searched(tmp_pa
     (tmp_path / "others" / "theirs.pt").write_bytes(b"PK\x03\x04")
     newest = next(row for row in examine(tmp_path / "model.pt").rows if row.question == NEWEST)
     assert newest.evidence.startswith("1 checkpoint in")
+    assert "whose subfolders were not searched" in newest.evidence
     assert "theirs" not in newest.evidence
