@@ -68,9 +68,9 @@ def open(
     given = locals()  # only the arguments so far
     from ckptools.formats.open import open_checkpoint
     from ckptools.formats.shards_of_other_ranks import with_other_ranks
-    from ckptools.training_state import modules
 
-    given["read_file"] = read_file or modules.read_file
+    if read_file is None:
+        del given["read_file"]
     return with_other_ranks(open_checkpoint(**given))
 
 

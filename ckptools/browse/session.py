@@ -23,7 +23,6 @@ from ckptools.keys.entries import EVERYTHING, Entry, Selection, entries_of, patt
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.text import common_prefix, plural, size
-from ckptools.training_state import modules
 
 if TYPE_CHECKING:
     from ckptools.consolidate.record import Consolidated
@@ -234,7 +233,7 @@ class Session:
         return CheckpointReport(checkpoint, inspect_report(checkpoint))
 
     def _opened(self, path: str, job: BackgroundJob, all_ranks: bool) -> Checkpoint:
-        how = {"read_file": modules.read_file, **self.how, "all_ranks": all_ranks, "on_file": job.on_file}
+        how = {**self.how, "all_ranks": all_ranks, "on_file": job.on_file}
         return self._counted(lambda: open_checkpoint(path, **how))
 
     def every_rank(self, job: BackgroundJob) -> CheckpointReport:

@@ -82,9 +82,8 @@ def sections_beginning(path: str | Path, text: str) -> list[str]:
 
 def _opened(path: Path) -> Checkpoint:
     from ckptools.formats.open import open_checkpoint
-    from ckptools.training_state.modules import read_file
 
-    return open_checkpoint([str(path)], all_ranks=False, only_this_file=path.is_file(), read_file=read_file)
+    return open_checkpoint([str(path)], all_ranks=False, only_this_file=path.is_file())
 
 
 def _cut(names: Iterable[str], text: str) -> set[str]:

@@ -26,7 +26,6 @@ from ckptools.model.records import Rows
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.fetch_ahead import Progress, no_progress, thread_count
 from ckptools.text import shape
-from ckptools.training_state import modules
 
 Row = TypeVar("Row", TensorDifference, ValueDifference)
 
@@ -89,7 +88,7 @@ def side_of(side: Checkpoint | str | Path) -> Checkpoint | Path:
     check_path(side)
     if side != "" and is_digest_file(path_of(side)):
         return path_of(side)
-    return open_checkpoint(side, all_ranks=True, read_file=modules.read_file)
+    return open_checkpoint(side, all_ranks=True)
 
 
 class _Comparison:
