@@ -84,7 +84,7 @@ def compare(a: Checkpoint | Path, b: Checkpoint | Path, wanted: Wanted, progress
 def side_of(side: Checkpoint | str | Path) -> Checkpoint | Path:
     """Open one side of a comparison: a checkpoint with the structure of all ranks, or the path of a digest file."""
     if isinstance(side, Checkpoint):
-        return side._with_all_ranks()
+        return side.with_all_ranks()
     check_path(side)
     if side != "" and is_digest_file(path_of(side)):
         return path_of(side)

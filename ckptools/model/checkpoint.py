@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 INSIDE = frozenset({
     "assumed_names", "bytes_expected", "differing", "hollow", "in_parts", "names_given", "options", "other_ranks",
-    "rounded", "stated_digests", "structure_read", "text_keys", "tree", "unequal", "worked_out",
+    "rounded", "stated_digests", "structure_read", "text_keys", "tree", "unequal", "with_all_ranks", "worked_out",
 })  # fmt: skip
 """Fields of a checkpoint for other rooms, which completion does not propose."""
 
@@ -205,7 +205,7 @@ class Checkpoint:
         from ckptools.keys.random_states import RandomStates
         from ckptools.training_state.sections import rng_of
 
-        return RandomStates(self._with_all_ranks(), rng_of(self))
+        return RandomStates(self.with_all_ranks(), rng_of(self))
 
     @in_python
     def records(
@@ -253,7 +253,7 @@ class Checkpoint:
         """
         from ckptools.contents.show import show
 
-        return show(self, keys, values, private, all_ranks, None if self.all_ranks else self._with_all_ranks)
+        return show(self, keys, values, private, all_ranks, None if self.all_ranks else self.with_all_ranks)
 
     @in_python
     def verify(
@@ -282,7 +282,7 @@ class Checkpoint:
         """
         from ckptools.verify import run
 
-        ck = self._with_all_ranks()
+        ck = self.with_all_ranks()
         return run.verify(ck, deep=deep, values=values, manifest=manifest, ignore=ignore, jobs=jobs, progress=progress)
 
     @in_python
@@ -315,7 +315,7 @@ class Checkpoint:
         from ckptools.keys.entries import Selection
         from ckptools.match.run import match
 
-        return match(self._with_all_ranks(), to, Selection.given(filter, exclude, section), optimizer, world_size)
+        return match(self.with_all_ranks(), to, Selection.given(filter, exclude, section), optimizer, world_size)
 
     @in_python
     def diff(
@@ -337,7 +337,7 @@ class Checkpoint:
         from ckptools.keys.entries import Selection
 
         wanted = Wanted(values, rtol, atol, every_byte, Selection.given(filter, exclude, section), jobs)
-        return compare(self._with_all_ranks(), side_of(other), wanted, progress)
+        return compare(self.with_all_ranks(), side_of(other), wanted, progress)
 
     @in_python
     def stats(
@@ -371,7 +371,7 @@ class Checkpoint:
         from ckptools.stats.figures import statistics
         from ckptools.stats.passes import parts_of
 
-        ck = self._with_all_ranks()
+        ck = self.with_all_ranks()
         parts = parts_of(ck, Selection.given(filter, exclude, section), per_rank)
         return statistics(ck.path, parts, histogram, jobs, progress)
 
@@ -394,7 +394,7 @@ class Checkpoint:
         from ckptools.keys.entries import Selection
         from ckptools.stats.figures import moments, pairs_of
 
-        ck = self._with_all_ranks()
+        ck = self.with_all_ranks()
         return moments(ck, pairs_of(ck, Selection.given(filter, exclude)), jobs, progress)
 
     @in_python
@@ -417,7 +417,7 @@ class Checkpoint:
         from ckptools.keys.entries import Selection
         from ckptools.stats.figures import dead_rows, matrices
 
-        ck = self._with_all_ranks()
+        ck = self.with_all_ranks()
         return dead_rows(ck, matrices(ck, Selection.given(filter, exclude, section)), jobs, progress)
 
     @in_python
@@ -448,7 +448,7 @@ class Checkpoint:
         from ckptools.report.html import write_report
 
         write_report(
-            self._with_all_ranks(),
+            self.with_all_ranks(),
             out,
             deep=deep,
             values=values,
@@ -476,7 +476,7 @@ class Checkpoint:
         """
         from ckptools.diff.digest_file import write_digest_file
 
-        write_digest_file(self._with_all_ranks(), Path(out), force, jobs, progress)
+        write_digest_file(self.with_all_ranks(), Path(out), force, jobs, progress)
         return Path(out)
 
     @in_python
@@ -564,7 +564,7 @@ class Checkpoint:
 
         check_path(out)
         options = ConsolidateOptions(**{known.name: given[known.name] for known in fields(ConsolidateOptions)})
-        return write(self._with_all_ranks(), out, options, progress)
+        return write(self.with_all_ranks(), out, options, progress)
 
     @property
     def plot(self) -> CheckpointPlots:
@@ -638,7 +638,12 @@ class Checkpoint:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _with_all_ranks(self) -> Checkpoint:
+    def with_all_ranks(self) -> Checkpoint:
+        """The checkpoint with every rank's structure, which is read if it was not.
+
+        Raises:
+            CkptoolsError: it cannot be opened any more.
+        """
         return self if self.all_ranks or self.other_ranks is None else self.other_ranks.all_ranks()
 
     def __str__(self) -> str:

@@ -120,7 +120,7 @@ class CheckpointPlots:
 
     @property
     def _read(self) -> Checkpoint:
-        return self._checkpoint._with_all_ranks()
+        return self._checkpoint.with_all_ranks()
 
     def _tensor(self, key: str) -> Entry:
         entries = tensor_entries(self._read)
