@@ -64,10 +64,11 @@ def _restored(kind: type[CkptoolsError], message: str, facts: Mapping[str, Any])
     return error
 
 
-ReadErrorKind = Literal["absent", "no access", "cut", "unfinished", "damaged", "contradicts"]
+ReadErrorKind = Literal["absent", "no access", "cut", "unfinished", "damaged", "without object", "contradicts"]
 """Why a file cannot be read. `absent`: there is no such file. `no access`: the system refused, so that the content is
 unknown. `cut`: it is empty or ends too early. `unfinished`: the file that its writer writes last is missing. `damaged`:
-its content is not of the claimed format. `contradicts`: its content disagrees with the metadata beside it.
+its content is not of the claimed format. `without object`: torch.save failed before it wrote the object.
+`contradicts`: its content disagrees with the metadata beside it.
 """
 
 
@@ -77,10 +78,6 @@ class ReadError(CkptoolsError):
     def __init__(self, path: str | Path | None, reason: str, kind: ReadErrorKind = "damaged") -> None:
         super().__init__(path, reason)
         self.kind = kind
-
-
-SAVE_FAILED = "torch.save began it and failed before it wrote the object"
-"""Describes an archive that contains nothing but the entries that torch.save writes around every object."""
 
 
 class UnknownFormatError(ReadError):

@@ -42,7 +42,6 @@ from ckptools.display.html import (
     value_table,
     values_html,
 )
-from ckptools.display.screen import MARKS
 from ckptools.display.tables import Column, checkpoint_line, value_text
 from ckptools.doctor.answers import Diagnosis, diagnosis_html
 from ckptools.dtypes import short
@@ -84,7 +83,7 @@ def checkpoint_html(ck: Checkpoint) -> str:
     models = {section.name for section in sections_of_kind(ck, "model")}
     page = Page(lambda title: _command(report, title if title in models else ""))
     page.line(checkpoint_line(ck))
-    page.line(report.verdict.headline, MARKS[report.verdict.level])
+    page.headline(report.verdict)
     problem_table(page, report.problems, opened=report.verdict.level == "bad")
     if len(ck.files) > 1:
         page.picture(rank_map(ck), opened=report.verdict.level == "bad")

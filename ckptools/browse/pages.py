@@ -15,13 +15,13 @@ from ckptools.contents.tree import totals
 from ckptools.diff.record import TensorDifference
 from ckptools.display.next_command import quoted
 from ckptools.display.screen import Screen
-from ckptools.display.tables import cause_words, table, wrapped
+from ckptools.display.tables import table, wrapped
 from ckptools.inspect.record import optimizer_lines, report_text, scheduler_words
 from ckptools.model.facts import RankFile
+from ckptools.model.incidents import consequences_of, incidents_of, problems_by_cause
 from ckptools.model.problems import Problem
 from ckptools.model.records import to_dict
 from ckptools.model.tensor import Tensor
-from ckptools.model.verdict import consequences_of, problems_by_cause
 from ckptools.stats.record import Stats, histogram
 from ckptools.text import KeyPath, clip_middle, count, fqn_of, moment, number, plural, printable, size
 
@@ -67,10 +67,12 @@ def problem_rows(looked: CheckpointReport) -> PageRows:
 
 
 def _cause_rows(problems: Sequence[Problem]) -> Iterator[Row]:
-    for cause, own in problems_by_cause(problems, ("error", "warning", "note")):
-        yield Row(printable(f"{cause.code}  {cause_words(cause)}"), MARKS[cause.severity], own)
-        if cause.remedy:
-            yield Row(printable(f"       {cause.remedy}"), "dim", own)
+    problems_of = dict(problems_by_cause(problems, ("error", "warning", "note")))
+    for one in incidents_of(problems_of):
+        for cause in one.causes:
+            yield Row(printable(f"{cause.code}  {cause.words}"), MARKS[cause.severity], problems_of[cause])
+        if one.remedy:
+            yield Row(printable(f"       {one.remedy}"), "dim", problems_of[one.causes[0]])
     for following in consequences_of(problems):
         of_code = tuple(problem for problem in problems if problem.code == following.code)
         yield Row(printable(f"       -> {following.text}"), "dim", of_code)

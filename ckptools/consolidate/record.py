@@ -256,7 +256,7 @@ def summary(done: Consolidated) -> Iterator[str]:
     if done.planned is not None:
         copies = plural(len(done.planned.copies), "copy", "copies")
         yield f"reads {size(done.planned.nbytes)} of {plural(done.planned.files, 'file')}, {copies}"
-        yield f"source: {done.verdict.headline}"
+        yield f"source: {done.verdict.in_one_line}"
     yield f"source checksums: {_checksums(done.checksums, done.dry_run)}"
     if done.read_back:
         which = "every element" if not done.filled else "every element that is not filled in"

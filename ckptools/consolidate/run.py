@@ -195,7 +195,7 @@ def _usual_part(checkpoint: Checkpoint, writer: Writer) -> str:
     """The part to write by default."""
     if writer.ONLY == "model" and not sections_of_kind(checkpoint, "model"):
         verdict = verdict_of(checkpoint)
-        why = f"{verdict.headline}; " if verdict.whole is False else ""
+        why = f"{verdict.in_one_line}; " if verdict.whole is False else ""
         text = f"{why}holds no model, which {writer.NAME} is written of; --only all writes every tensor there is"
         raise RefusedError(checkpoint.path, text)
     return writer.ONLY

@@ -11,7 +11,6 @@ from ckptools.consolidate.options import FILLS, ConsolidateOptions, hole_rule
 from ckptools.consolidate.provenance import NOT_SAVED, why_not_saved
 from ckptools.consolidate.source_records import Compared, Donor, without_damaged
 from ckptools.consolidate.writers.layout import FromReplicas, OutputContents
-from ckptools.display.tables import cause_words
 from ckptools.dtypes import ITEMSIZE, can_be_nan
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files.opening import OpenFiles
@@ -19,6 +18,7 @@ from ckptools.formats.rank_search.one_of_several import SLICES
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover, cover_problem
 from ckptools.model.extents import ExtentFile, Extents
+from ckptools.model.incidents import LOSSES, Cause, causes_of, consequences_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard
@@ -35,7 +35,6 @@ from ckptools.model.tree import (
     plain,
     walk,
 )
-from ckptools.model.verdict import FATES, Cause, causes_of, consequences_of
 from ckptools.pickles.foreign_names import suspicious_names
 from ckptools.rules.verdict import is_of_one_rank, may_concern, stands_in_the_way, verdict_of
 from ckptools.tensor_io import replicas
@@ -607,7 +606,7 @@ def _notes_on_warnings(warnings: Sequence[Problem]) -> Iterator[str]:
     """What may be wrong with the source, and so with the output."""
     yield from (p.message for p in warnings if p.kind.lacks == "part")
     for cause in causes_of(p for p in warnings if p.kind in DOUBTFUL):
-        yield f"warning of the source: {cause.code} {cause_words(cause)}"
+        yield f"warning of the source: {cause.code} {cause.words}"
 
 
 def check_files(checkpoint: Checkpoint, part: str, files: OpenFiles, unchecked: bool) -> list[str]:
@@ -625,9 +624,9 @@ def check_files(checkpoint: Checkpoint, part: str, files: OpenFiles, unchecked: 
 def _summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:
     """Summarize in one line: the verdict, the first cause but lost ranks that it names, what follows, what to do."""
     verdict = verdict_of(checkpoint)
-    named = verdict.headline if verdict.level == "bad" or verdict.joinable is False else ""
+    named = verdict.in_one_line if verdict.level == "bad" or verdict.joinable is False else ""
     others = [cause for cause in causes_of(problems) if not _names_lost_ranks(named, cause)]
-    first = f"{others[0].code}  {cause_words(others[0])}{and_others(len(others) - 1)}" if others else ""
+    first = f"{others[0].code}  {others[0].words}{and_others(len(others) - 1)}" if others else ""
     following = ", ".join(one.text for one in consequences_of(problems))
     gaps_only = all(p.kind.lacks != "nothing" for p in problems)
     way = "--allow-missing writes what is whole" if gaps_only else ""
@@ -636,5 +635,5 @@ def _summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:
 
 def _names_lost_ranks(headline: str, cause: Cause) -> bool:
     """Whether a headline says all there is to a cause: `ranks 1, 3 missing`; the name of a file of no rank is more."""
-    lost = {kind.code for kind in FATES}
-    return cause.code in lost and cause.where.startswith("rank") and cause.text in headline
+    lost = {kind.code for kind in LOSSES}
+    return cause.code in lost and cause.where == cause.culprit and cause.text in headline

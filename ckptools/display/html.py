@@ -12,15 +12,16 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from ckptools.display.drawing import Picture
-from ckptools.display.screen import mark_of
+from ckptools.display.screen import MARKS, mark_of
 from ckptools.display.tables import Column, cell_text, columns_of, fields_of, key_name, value_text
 from ckptools.dtypes import short
 from ckptools.model.facts import RankFile
+from ckptools.model.incidents import causes_of, consequences_of
 from ckptools.model.problems import Problem
 from ckptools.model.records import Rows, record_fields
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Opaque
-from ckptools.model.verdict import causes_of, consequences_of
+from ckptools.model.verdict import Verdict
 from ckptools.text import clip, clip_middle, count, moment, plural, printable, shape, size
 from ckptools.training_state.sections import Section, measure
 
@@ -109,6 +110,12 @@ class Page:
     def verdict(self, text: str) -> None:
         """Add a line of text from ckptools, coloured by its first words."""
         self.line(text, mark_of(text))
+
+    def headline(self, verdict: Verdict) -> None:
+        """Add the headline of a verdict in its colour, and its remark."""
+        self.line(verdict.headline, MARKS[verdict.level])
+        if verdict.remark:
+            self.line(verdict.remark)
 
     def lines(self, texts: Sequence[str]) -> None:
         """Add lines drawn with characters, such as a strip of shards."""

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import compress, islice
 from pathlib import Path
 from textwrap import TextWrapper
 from typing import Any, Literal, NamedTuple
 
-from ckptools.display.screen import PIPE, Mark, Screen, mark_of, painted
+from ckptools.display.screen import HEADLINES, PIPE, Mark, Screen, mark_of, painted
 from ckptools.dtypes import short
 from ckptools.errors import UsageError
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.incidents import Cause, Consequence, Incident, causes_of, consequences_of, incidents_of
 from ckptools.model.problems import Problem
 from ckptools.model.records import Rows, record_fields
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName, scalar
-from ckptools.model.verdict import Cause, Consequence, causes_of, consequences_of
+from ckptools.model.verdict import Verdict
 from ckptools.rules.verdict import perhaps_more, verdict_of
 from ckptools.text import (
     MAX_BITS,
@@ -289,26 +290,57 @@ def ranks_line(ck: Checkpoint) -> str:
     return f"{here} of {world} ranks"
 
 
+def verdict_lines(verdict: Verdict, screen: Screen = PIPE) -> list[str]:
+    """Render the headline of a verdict, and its remark below."""
+    lines = wrapped("", printable(verdict.headline), screen, mark=HEADLINES[verdict.level])
+    return lines + (wrapped("  -> ", printable(verdict.remark), screen) if verdict.remark else [])
+
+
 WAYS_OUT = "         "
-"""Indentation of the remedy for a cause, and of its consequences, below the code."""
+"""Indentation of a remedy below the code of a problem."""
+
+CULPRIT = 12
+"""Widest culprit, in characters, that stands on the line of its first cause; a wider one has a line of its own."""
+
+MAX_EVIDENCE = 3
+"""At most this many causes of one incident are listed on a terminal."""
 
 
-def cause_lines(
+def incident_lines(
     causes: Sequence[Cause], consequences: Iterable[Consequence] = (), screen: Screen = PIPE, most: int | None = None
 ) -> list[str]:
-    """Render at most `most` causes, each with its remedy below, then the consequences of missing files.
+    """Render at most `most` incidents: culprit, evidence by code, remedy; then the consequences of lost files.
 
     Texts are made printable before they are coloured, so that a name from a file cannot contain colours.
     """
-    shown, following = causes[:most], list(consequences)
-    last = max((n for n, cause in enumerate(shown) if following and cause.code in following[0].causes), default=-1)
+    incidents, following = incidents_of(causes), list(consequences)
+    shown = incidents[:most]
+    lost = following[0].causes if following else ()
+    last = max((n for n, one in enumerate(shown) if any(cause.code in lost for cause in one.causes)), default=-1)
+    widest = max((len(one.culprit) for one in shown if len(one.culprit) <= CULPRIT), default=0)
     lines: list[str] = []
-    for n, cause in enumerate(shown):
-        lines += wrapped(f"  {cause.code}  ", printable(cause_words(cause)), screen, label="heading")
-        lines += wrapped(WAYS_OUT, printable(cause.remedy), screen, mark="dim") if cause.remedy else []
+    for n, one in enumerate(shown):
+        lines += _incident(one, widest, screen)
         lines += wrapped("  -> ", printable(_following(following)), screen) if n == last else []
-    left = len(causes) - len(shown)
-    return [*lines, *([f"  {plural(left, 'more cause')}; all of them when piped, as in | less"] if left else [])]
+    left = len(incidents) - len(shown)
+    return [*lines, *([f"  {plural(left, 'more problem')}; all of them when piped, as in | less"] if left else [])]
+
+
+def _incident(one: Incident, width: int, screen: Screen) -> Iterator[str]:
+    """Render an incident: `rank 2  CK001  no file rank2.pt`, more evidence below it, then the remedy."""
+    gap = first = f"  {'':{width}}  " if one.culprit and width else "  "
+    if len(one.culprit) > width:
+        yield from wrapped("  ", printable(one.culprit), screen, mark="heading")
+    elif one.culprit:
+        first = f"  {one.culprit:{width}}  "
+    shown = one.causes if screen.rows is None else one.causes[:MAX_EVIDENCE]
+    for cause in shown:
+        yield from wrapped(f"{first}{cause.code}  ", printable(cause.evidence), screen, label="heading")
+        first = gap
+    if len(shown) < len(one.causes):
+        yield f"{gap}{few([cause.code for cause in one.causes[len(shown) :]])} too"
+    if one.remedy:
+        yield from wrapped(f"{gap}{'':5}  ", printable(one.remedy), screen, mark="dim")
 
 
 def _following(consequences: Sequence[Consequence]) -> str:
@@ -317,18 +349,12 @@ def _following(consequences: Sequence[Consequence]) -> str:
     return ", ".join(one.text for one in consequences) + (f" ({' and '.join(codes)})" if len(codes) > 1 else "")
 
 
-def cause_words(cause: Cause) -> str:
-    """State the fault and its place in a line: `ranks 1..63: no file __R_0.distcp`."""
-    return ": ".join(filter(None, (cause.where, cause.what)))
-
-
 def error_lines(problems: Sequence[Problem], said: str, screen: Screen = PIPE) -> list[str]:
-    """Render the causes behind an error; if the error's line `said` the only cause, just its remedy."""
+    """Render the incidents behind an error; if the error's line `said` the only cause, just its remedy."""
     causes = causes_of(problems, ("error", "warning", "note"))
-    lines = cause_lines(causes, consequences_of(problems), screen, screen.rows)
-    alone = len(causes) == 1 and printable(cause_words(causes[0])) in printable(said)
+    alone = len(causes) == 1 and printable(causes[0].words) in printable(said)
     if not alone:
-        return lines
+        return incident_lines(causes, consequences_of(problems), screen, screen.rows)
     return wrapped(WAYS_OUT, printable(causes[0].remedy), screen) if causes[0].remedy else []
 
 

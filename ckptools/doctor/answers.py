@@ -9,11 +9,12 @@ from typing import Any
 
 from ckptools.display.html import DICTS, Page
 from ckptools.display.screen import PIPE, Mark, Screen, mark_of, painted
-from ckptools.display.tables import MAX_LINE, Column, cause_words, wrapped
+from ckptools.display.tables import MAX_LINE, Column, wrapped
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.incidents import causes_of, consequences_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Rows, displayed
-from ckptools.model.verdict import Verdict, causes_of, consequences_of
+from ckptools.model.verdict import Verdict
 from ckptools.text import and_others, clip_middle, few, plural, printable
 from ckptools.training_state.steps import contradiction
 from ckptools.verify.record import Check, Verification
@@ -112,7 +113,8 @@ def whole_finding(verified: Verification, checkpoint: Checkpoint) -> Finding:
     if errors or not verified.verdict.whole or not verified.verdict.joinable:
         whole = None if verified.verdict.whole is None and not errors else False
         unjoined = [p for p in verified.problems if p.kind is Code.TENSOR_NOT_JOINED]
-        return Finding(WHOLE, whole, verified.verdict.headline, _named(errors or unjoined))
+        evidence = "; ".join(filter(None, (verified.verdict.remark, _named(errors or unjoined))))
+        return Finding(WHOLE, whole, verified.verdict.headline, evidence)
     files = next(check.detail for check in verified.checks if check.name == "files")
     sums = next(check for check in verified.checks if check.name == CHECKSUMS)
     depth = f"every rank read; {CHECKSUMS}: {sums.not_ok}" if sums.not_ok else "every byte read"
@@ -152,7 +154,7 @@ def _judged(question: str, problems: Sequence[Problem], answer: str) -> Finding:
 
 def _named(problems: Sequence[Problem]) -> str:
     """List the causes of problems, then the consequences of missing files."""
-    lines = [f"{cause.code} {cause_words(cause)}" for cause in causes_of(problems)]
+    lines = [f"{cause.code} {cause.words}" for cause in causes_of(problems)]
     following = [one.text for one in consequences_of(problems)]
     return "; ".join([*lines[:MOST], *following]) + and_others(len(lines) - MOST)
 

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
-from ckptools.errors import SAVE_FAILED, ReadError
+from ckptools.errors import ReadError
 from ckptools.files.opening import File, Window, head_of, what_is
 from ckptools.model.provenance import FILE_NAME
 from ckptools.model.tree import describe_for_error
@@ -115,7 +115,9 @@ def check_has_object(file: File | Window, names: Collection[str]) -> None:
     if "version" in names and AROUND_AN_OBJECT.issuperset(names):
         raise ReadError(
             file.path,
-            f"holds no object: {SAVE_FAILED}; look for an exception of that save; nothing can be saved from it",
+            "holds no object: torch.save began it and failed before it wrote the object; look for an exception of that"
+            " save; nothing can be saved from it",
+            "without object",
         )
     raise ReadError(file.path, "a zip archive without data.pkl, so not written by torch.save")
 

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptools.display.next_command import command_arguments, next_command
-from ckptools.display.screen import HEADLINES, PIPE, Screen, painted
-from ckptools.display.tables import Column, broken, cause_lines, key_name, table, value_text, wrapped
+from ckptools.display.screen import PIPE, Screen
+from ckptools.display.tables import Column, broken, incident_lines, key_name, table, value_text, verdict_lines, wrapped
 from ckptools.files.opening import common_folder
 from ckptools.keys.sharding import ShardingRow, sharding_name, sharding_rows
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import Fact
+from ckptools.model.incidents import causes_of, consequences_of
 from ckptools.model.problems import Problem, Severity, worst_first
 from ckptools.model.provenance import Provenance
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import NumpyArray, nodes_in, scalar, tensors_in, walk
-from ckptools.model.verdict import Verdict, causes_of, consequences_of
+from ckptools.model.verdict import Verdict
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.rules.verdict import verdict_of
 from ckptools.text import KeyPath, clip_name, count, duration, few, fqn_of, period, plural, printable, size
@@ -430,7 +431,7 @@ def report_text(report: Report, screen: Screen = PIPE, private: bool = False) ->
     with_tensors = [s for s in report.sections if s.size.tensors]
     blocks = [
         wrapped("", title, screen, mark="heading"),
-        [*headline(report, screen), *problem_lines(report, ("error", "warning"), screen)],
+        [*verdict_lines(report.verdict, screen), *problem_lines(report, ("error", "warning"), screen)],
         list(_fact_lines(report, screen)),
         table(SECTION_COLUMNS[:-1], [cells[:-1] for cells in section_cells(with_tensors)], screen),
         list(_holds_lines(report, private, screen)),
@@ -440,20 +441,11 @@ def report_text(report: Report, screen: Screen = PIPE, private: bool = False) ->
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def headline(report: Report, screen: Screen = PIPE) -> list[str]:
-    """Render the verdict; continuation lines are indented, to tell them from lines that begin with a name."""
-    said, mark = report.verdict.headline, HEADLINES[report.verdict.level]
-    first, behind, rest = said.partition(": ")
-    if screen.width is None or len(said) <= screen.width or not rest:
-        return wrapped("", said, screen, mark=mark)
-    return [painted(f"{first}{behind}".rstrip(), mark, screen.color), *wrapped("  ", rest, screen, mark=mark)]
-
-
 def problem_lines(report: Report, severities: Sequence[Severity], screen: Screen) -> list[str]:
     """Render the causes of problems with the given severities, and the consequences of missing files."""
     following = consequences_of(report.problems) if "error" in severities else ()
     most = None if screen.rows is None else MAX_PROBLEMS
-    return cause_lines(causes_of(report.problems, severities), following, screen, most)
+    return incident_lines(causes_of(report.problems, severities), following, screen, most)
 
 
 def size_expected(report: Report) -> str:

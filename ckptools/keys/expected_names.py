@@ -211,7 +211,7 @@ def read_original(given: str | Path, follow_symlinks: bool = False) -> Original:
         whole = open_checkpoint(path, all_ranks=True, follow_symlinks=follow_symlinks)
         verdict = verdict_of(whole)
         if verdict.whole is False:
-            raise RefusedError(path, f"--like: {verdict.headline}; its names are not all known, take a whole one")
+            raise RefusedError(path, f"--like: {verdict.in_one_line}; its names are not all known, take a whole one")
         alone = ((key[-1], t.found[0].sources[0].path) for key, t in tensors_in(whole.tree) if len(t.found) == 1)
         files = {name: path.name for name, path in alone if path.suffix == ".safetensors"}
         return Original(path, saved_shapes(whole), config, files, copied)

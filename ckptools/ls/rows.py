@@ -12,7 +12,6 @@ from itertools import chain
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
-from ckptools.display.tables import cause_words
 from ckptools.errors import CkptoolsError, ReadError, UnknownFormatError, UsageError
 from ckptools.files.opening import location, path_of, reading
 from ckptools.files.storage import just_written
@@ -32,9 +31,10 @@ from ckptools.formats.shared.several_checkpoints import (
 from ckptools.ls.record import CheckpointRow, LeftOverRow, LookedInto, RunFolder, TrackerRow, seconds_of
 from ckptools.ls.search import Opened, RunSearch
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.incidents import causes_of
 from ckptools.model.problems import Problem
 from ckptools.model.records import Rows
-from ckptools.model.verdict import Verdict, causes_of
+from ckptools.model.verdict import Verdict
 from ckptools.text import and_more, and_others, few, moment_utc
 from ckptools.training_state.sections import sections_of_kind
 from ckptools.training_state.steps import step_in
@@ -94,7 +94,7 @@ def judged(row: CheckpointRow, verdict: Verdict, problems: Iterable[Problem], lo
         joinable=verdict.joinable,
         depth=verdict.depth,
         verdict=verdict.headline,
-        why="; ".join(f"{cause.code} {cause_words(cause)}" for cause in causes[:MOST]) + and_others(len(causes) - MOST),
+        why="; ".join(f"{cause.code} {cause.words}" for cause in causes[:MOST]) + and_others(len(causes) - MOST),
         remedy=causes[0].remedy if causes else "",
         codes=tuple(dict.fromkeys(problem.code for problem in doubtful)),
         looked_into=looked_into,

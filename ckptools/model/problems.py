@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal, NamedTuple
 
-from ckptools.errors import SAVE_FAILED
 from ckptools.model.records import Rows, displayed, to_dict
-from ckptools.text import and_more, named_ranks, plural
+from ckptools.text import named_ranks, plural
 
 Severity = Literal["error", "warning", "note"]
 
@@ -111,6 +110,28 @@ class Differing(NamedTuple):
     hidden: int = 0
     plain: bool = True
 
+    @property
+    def words(self) -> str:
+        """The value of the ranks in question, and the usual one: `lr is 0.02, others have 0.003`."""
+        if self.usual and len(self.values) == 1 and not self.hidden:
+            return f"{self.name} is {self.values[0][0]}, others have {self.usual}"
+        return self.by_rank
+
+    @property
+    def by_rank(self) -> str:
+        """All values with their ranks: `lr is 0.003 (rank 0) or 0.02 (rank 1)`."""
+        values = [f"{value} ({named_ranks(ranks)})" for value, ranks in self.values]
+        values += [f"other values ({plural(self.hidden, 'more rank')})"] if self.hidden else []
+        values += [f"{self.usual} (others)"] if self.usual else []
+        return f"{self.name} is {' or '.join(values)}"
+
+    @property
+    def few_words(self) -> str:
+        """The first value and the usual one, without ranks: `last_epoch 3, others 6`; else two values."""
+        (first, _), *more = self.values
+        other = f", others {self.usual}" if self.usual else f" or {more[0][0]}" if more else ""
+        return f"{self.name} {first}{other}"
+
 
 @displayed
 @dataclass(frozen=True, slots=True)
@@ -190,6 +211,9 @@ def worst_first(problems: Iterable[Problem]) -> Rows[Problem]:
 # -- remedies: the user's next step for each kind of problem, with the ranks' values where they differ -----------------
 
 
+NO_OBJECT = "no object"
+"""The fact `found` of a file in which torch.save failed before it wrote the object."""
+
 ORIGIN = "where it was saved"
 AGAIN = f"copy {{files}} again from {ORIGIN}"
 WHICH_COPY = "; verify --deep finds a damaged copy, --prefer-rank takes one"
@@ -243,25 +267,23 @@ REMEDIES = {
 """The user's next step by kind of problem; `{files}` stands for the files of its ranks."""
 
 WITHOUT_MAJORITY = {
-    Code.MIXED_SAVES: "put the files of one save together: {values}",
-    Code.COPIES_DIFFER: f"find out which is right: {{values}}{WHICH_COPY}",
+    Code.MIXED_SAVES: "put the files of one save together",
+    Code.COPIES_DIFFER: f"find out which is right{WHICH_COPY}",
 }
-"""The next step if no value has a majority among the ranks; `{values}` stands for the values."""
-
-MAX_DIFFERING = 3
-"""At most this many differing values are named in a remedy."""
+"""The next step if no value has a majority among the ranks."""
 
 
 def remedy_of(kind: Code, group: Sequence[Problem]) -> str:
-    """The next step for problems of one kind with one cause; "" if none is known."""
+    """The next step for problems of one kind with one culprit; "" if none is known."""
     ranks = {rank for p in group for rank in p.all_ranks}
     several = len(ranks or {name for p in group for name in p.files}) > 1
     files = f"the file{'s' if several else ''}" + (f" of {named_ranks(ranks)}" if ranks else "")
-    values = _values(group)
-    remedy = (WITHOUT_MAJORITY if values and not ranks else REMEDIES).get(kind, "")
+    remedy = REMEDIES.get(kind, "")
+    if any(p.differing for p in group) and not ranks:
+        remedy = WITHOUT_MAJORITY.get(kind, remedy)
     if any(p.differing and p.differing.plain for p in group):
         remedy = remedy.removesuffix(WHICH_COPY)
-    if kind is Code.FILE_CUT and all(SAVE_FAILED in p.message for p in group):
+    if kind is Code.FILE_CUT and all(p.found == NO_OBJECT for p in group):
         remedy = f"{EARLIER}, as ckptools ls lists them; --allow-missing writes what is whole"
     if kind is Code.NEVER_WRITTEN and all(p.severity == "warning" for p in group):  # zeros are written as they are
         remedy = AGAIN
@@ -270,25 +292,4 @@ def remedy_of(kind: Code, group: Sequence[Problem]) -> str:
     if kind is Code.FILE_MISSING and len(ranks) * 2 > max(ranks, default=0) + 1 > 2:  # most of them are not here
         files = f"the other {plural(len(ranks), 'rank file')}"
         remedy = remedy.replace("the others", "what is here")
-    origin = "where they were saved" if several else ORIGIN
-    return remedy.replace(ORIGIN, origin + (": {values}" if values else "")).format(files=files, values=values)
-
-
-def _values(group: Sequence[Problem]) -> str:
-    """Describe ranks' differing values: `its lr is 0.02, others have 0.003`; once per set of ranks."""
-    first = {p.all_ranks: p.differing for p in reversed(group) if p.differing}
-    if len(first) == 1 == len({p.all_ranks for p in group}):
-        (found,) = first.values()
-        if found.usual and len(found.values) == 1 and not found.hidden:
-            ((value, ranks),) = found.values
-            return f"{'its' if len(ranks) == 1 else 'their'} {found.name} is {value}, others have {found.usual}"
-    listed = [_listed(found) for _, found in sorted(first.items())]
-    return "; ".join(listed[:MAX_DIFFERING]) + and_more(len(listed) - MAX_DIFFERING)
-
-
-def _listed(found: Differing) -> str:
-    """List the values with their ranks: `lr is 0.003 (rank 0) or 0.02 (rank 1)`."""
-    values = [f"{value} ({named_ranks(ranks)})" for value, ranks in found.values]
-    values += [f"other values ({plural(found.hidden, 'more rank')})"] if found.hidden else []
-    values += [f"{found.usual} (others)"] if found.usual else []
-    return f"{found.name} is {' or '.join(values)}"
+    return remedy.replace(ORIGIN, "where they were saved" if several else ORIGIN).format(files=files)

@@ -21,8 +21,8 @@ from ckptools.display.drawing import Picture
 from ckptools.display.html import Limits, Page, document, safe
 from ckptools.display.next_command import after_verify
 from ckptools.display.record_json import answer_json
-from ckptools.display.screen import HEADLINES, MARKS, PIPE, Screen
-from ckptools.display.tables import wrapped
+from ckptools.display.screen import MARKS, PIPE, Screen
+from ckptools.display.tables import verdict_lines, wrapped
 from ckptools.doctor.answers import Diagnosis, diagnosis_html
 from ckptools.dtypes import short
 from ckptools.errors import UsageError
@@ -43,9 +43,10 @@ from ckptools.inspect.sections import report_json
 from ckptools.keys.entries import EVERYTHING, Entry, Selection, tensor_entries
 from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.incidents import Cause, Consequence, Incident, causes_of, consequences_of, incidents_of
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.records import Rows, grouped
-from ckptools.model.verdict import Cause, Consequence, Verdict, causes_of, consequences_of
+from ckptools.model.verdict import Verdict
 from ckptools.pictures.heat_map import heat_map, rms_cells
 from ckptools.pictures.rank_map import bytes_by_section, rank_map
 from ckptools.pictures.tensor_layout import tensor_layout
@@ -63,7 +64,7 @@ from ckptools.verify.run import verify
 
 
 MOST = 3
-"""At most this many causes on the first screen."""
+"""At most this many incidents on the first screen."""
 
 
 def verdict_band(page: Page, verdict: Verdict, below: Sequence[str], commands: Sequence[str]) -> None:
@@ -101,24 +102,27 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
         yield "saved", "-", "no file times"
 
 
-def cause_list(page: Page, problems: Sequence[Problem]) -> None:
-    """Add the worst causes, the consequences of missing files, and further causes, folded."""
-    causes, following = causes_of(problems), consequences_of(problems)
-    shown, others = causes[:MOST], causes[MOST:]
-    made = "".join(map(_cause, shown)) + _following(problems, following)
+def incident_list(page: Page, problems: Sequence[Problem]) -> None:
+    """Add the worst incidents, the consequences of missing files, and further incidents, folded."""
+    incidents, following = incidents_of(causes_of(problems)), consequences_of(problems)
+    shown, others = incidents[:MOST], incidents[MOST:]
+    made = "".join(map(_incident, shown)) + _following(problems, following)
     if others:
-        rest = "".join(map(_cause, others))
-        made += f"<details><summary>{plural(len(others), 'more cause')}</summary>{rest}</details>"
-    title = page.heading(f"causes: {len(shown)} of {len(causes)}" if causes else "no problem was found")
+        rest = "".join(map(_incident, others))
+        made += f"<details><summary>{plural(len(others), 'more problem')}</summary>{rest}</details>"
+    title = page.heading(f"causes: {len(shown)} of {len(incidents)}" if incidents else "no problem was found")
     page.drawing(f"<section>{title}{made}</section>")
 
 
-def _cause(cause: Cause) -> str:
+def _incident(one: Incident) -> str:
+    culprit = f"<b>{safe(one.culprit)}</b>" if one.culprit else ""
+    remedy = f'<div class="do">{safe(one.remedy)}</div>' if one.remedy else ""
+    return f'<div class="cause">{culprit}{"".join(map(_evidence, one.causes))}{remedy}</div>'
+
+
+def _evidence(cause: Cause) -> str:
     mark = "bad" if cause.severity == "error" else "warn"
-    where = f"<b>{safe(cause.where)}</b> " if cause.where else ""
-    remedy = f'<div class="do">{safe(cause.remedy)}</div>' if cause.remedy else ""
-    code = f'<a class="{mark}" href="#{cause.code}">{cause.code}</a>'
-    return f'<div class="cause">{code}{where}{safe(cause.what)}{remedy}</div>'
+    return f'<div><a class="{mark}" href="#{cause.code}">{cause.code}</a>{safe(cause.evidence)}</div>'
 
 
 FIRST = 20
@@ -253,7 +257,7 @@ def report_page(found: PageContents, interactive: bool = False) -> str:
     links = "".join(f'<a href="#{name}">{safe(title)}</a>' for name, title in page.headings.items())
     page.blocks.insert(contents, f"<nav>{links}</nav>")
     answers = {"inspect": report_json(report), "verify": verification.verification_json(found.verification)}
-    headline = f"{report.name}: {verdict_lines(found)[0]}"
+    headline = f"{report.name}: {outcome_lines(found)[0]}"
     script = SCRIPT.read_text() if interactive else ""
     return document(headline, report.name, page.html(), answers, f"in {report.folder} · {report.saved_as}", script)
 
@@ -267,16 +271,16 @@ def unreadable_page(found: Diagnosis, why: str, made: float) -> str:
     return document(f"cannot be opened: {found.path}", str(found.path), page.html() + diagnosis_html(found), answers)
 
 
-def verdict_lines(found: PageContents, screen: Screen = PIPE) -> list[str]:
+def outcome_lines(found: PageContents, screen: Screen = PIPE) -> list[str]:
     """State whether the checkpoint is whole and every check passed; the worse of the two comes first."""
     verdict = found.verification.verdict
-    lines = wrapped("", verdict.headline, screen, mark=HEADLINES[verdict.level])
-    return lines + wrapped("", verification.summary(found.verification), screen, mark="dim")
+    return verdict_lines(verdict, screen) + wrapped("", verification.summary(found.verification), screen, mark="dim")
 
 
 def _first_screen(page: Page, found: PageContents, problems: Sequence[Problem]) -> None:
     report, verified = found.report, found.verification
-    below = [counted_checks(verified.checks)]
+    below = [verified.verdict.remark] if verified.verdict.remark else []
+    below.append(counted_checks(verified.checks))
     for result in ("partly", "not judged"):
         names = [check.name for check in verified.checks if check.result == result]
         below += [f"{result}: {', '.join(names)}"] if names else []
@@ -288,7 +292,7 @@ def _first_screen(page: Page, found: PageContents, problems: Sequence[Problem]) 
     )
     page.drawing(f'<div class="tiles">{made}</div>')
     page.drawing('<div class="two">')
-    cause_list(page, problems)
+    incident_list(page, problems)
     if len(found.checkpoint.files) > 1:
         page.drawing(
             f"<section>{page.heading('ranks')}{rank_map(found.checkpoint, verified.problems).html()}</section>"

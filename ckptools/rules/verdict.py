@@ -12,10 +12,11 @@ from pathlib import Path
 
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
+from ckptools.model.incidents import causes_of, consequences_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
-from ckptools.model.verdict import Depth, Verdict, causes_of, consequences_of
+from ckptools.model.verdict import Depth, Verdict
 from ckptools.text import KeyPath, few, fqn_of, is_within, named_ranks, plural
 from ckptools.training_state.rank_values import is_own, own_paths
 from ckptools.training_state.sections import sections_of, tensors_of

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ckptools.display.record_json import to_json
-from ckptools.display.screen import HEADLINES, MARKS, PIPE, Screen
-from ckptools.display.tables import Column, cause_lines, table, wrapped
+from ckptools.display.screen import PIPE, Screen
+from ckptools.display.tables import Column, incident_lines, table, verdict_lines, wrapped
+from ckptools.model.incidents import causes_of, consequences_of, plural_of, without_consequences
 from ckptools.model.problems import AFTER_DEEP, WHICH_COPY, Problem
 from ckptools.model.records import Looked, Rows, displayed, to_dict
-from ckptools.model.verdict import Verdict, causes_of, consequences_of, plural_of, without_consequences
+from ckptools.model.verdict import Verdict
 from ckptools.text import clip_middle, plural, size
 
 if TYPE_CHECKING:
@@ -157,9 +158,9 @@ def verification_text(found: Verification, screen: Screen = PIPE) -> str:
     if any(check.name.startswith("checksums") and check.result in ("ok", "FAIL") for check in found.checks):
         # `verify --deep` has read every copy, so its text does not propose to run it.
         found_causes = [one._replace(remedy=one.remedy.replace(WHICH_COPY, AFTER_DEEP)) for one in found_causes]
-    causes = cause_lines(found_causes, consequences_of(found.problems), screen, screen.rows)
+    causes = incident_lines(found_causes, consequences_of(found.problems), screen, screen.rows)
     checks = table(COLUMNS, check_rows(found.checks), screen._replace(rows=None))
-    head = wrapped("", found.verdict.headline, screen, mark=HEADLINES[found.verdict.level])
+    head = verdict_lines(found.verdict, screen)
     return "\n".join([*head, *causes, "", *checks, *wrapped("", summary(found), screen, mark="dim")])
 
 
@@ -216,7 +217,7 @@ def verification_html(found: Verification) -> str:
 
     page = Page(DICTS)
     page.line(str(found.path))
-    page.line(found.verdict.headline, MARKS[found.verdict.level])
+    page.headline(found.verdict)
     problem_table(page, found.problems)
     check_table(page, "", found.checks, opened=True)
     page.line(summary(found), "dim")

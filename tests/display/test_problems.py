@@ -1,21 +1,21 @@
 from __future__ import annotations
 
 from ckptools.display.screen import Screen
-from ckptools.display.tables import cause_lines, error_lines
+from ckptools.display.tables import error_lines, incident_lines
+from ckptools.model.incidents import causes_of, consequences_of
 from ckptools.model.problems import Code, Problem
-from ckptools.model.verdict import causes_of, consequences_of
 from tests.display.made import missing
 
 
 def lines(*problems, screen=None, most=None):
-    return cause_lines(causes_of(problems), consequences_of(problems), screen or Screen(), most)
+    return incident_lines(causes_of(problems), consequences_of(problems), screen or Screen(), most)
 
 
 def test_an_error_over_63_missing_ranks_is_one_line_with_its_way_out():
     gaps = [Problem(Code.TENSOR_GAP, f"gap [{n}:9]", n, f"w{n}") for n in range(1, 64)]
     assert error_lines([*missing(*range(1, 64)), *gaps], "NOT WHOLE: ranks 1..63 missing") == [
-        "  CK001  ranks 1..63: no file ep0-ba12000-rankR.pt",
-        "         put the other 63 rank files beside what is here; --allow-missing writes what is whole",
+        "  ranks 1..63  CK001  no file ep0-ba12000-rank1.pt (and 62 more)",
+        "                      put the other 63 rank files beside what is here; --allow-missing writes what is whole",
         "  -> 63 tensors have gaps",
     ]
 
@@ -24,12 +24,12 @@ def test_an_error_whose_line_says_the_only_cause_goes_on_with_the_way_out_alone(
     nan = Problem(Code.NOT_FINITE, "1 NaN", None, "w")
     assert error_lines([nan], "m.pt: CK201  w: 1 NaN") == ["         go back to an earlier checkpoint"]
     assert error_lines([nan], "m.pt: not whole") == ["  CK201  w: 1 NaN", "         go back to an earlier checkpoint"]
-    assert error_lines([nan, *missing(1)], "m.pt: CK201  w: 1 NaN")[0].startswith("  CK001  rank 1: ")
+    assert error_lines([nan, *missing(1)], "m.pt: CK201  w: 1 NaN")[0].startswith("  rank 1  CK001  ")
 
 
 def test_an_error_on_a_terminal_counts_the_causes_that_it_does_not_show():
     found = [Problem(Code.NOT_FINITE, "1 NaN", None, "w"), Problem(Code.PARAM_GROUPS, "x", None, "w")]
-    assert error_lines(found, "", Screen(80, 1))[-1] == "  1 more cause; all of them when piped, as in | less"
+    assert error_lines(found, "", Screen(80, 1))[-1] == "  1 more problem; all of them when piped, as in | less"
 
 
 def test_a_cause_comes_with_the_way_out_and_what_follows_stands_once_below_the_last_lost_file():
@@ -37,10 +37,10 @@ def test_a_cause_comes_with_the_way_out_and_what_follows_stands_once_below_the_l
     cut = Problem(Code.FILE_CUT, "cut", 2)
     nan = Problem(Code.NOT_FINITE, "1 NaN", None, "w")
     assert lines(*gaps, cut, *missing(3), nan) == [
-        "  CK002  rank 2: cut",
-        "         copy the file of rank 2 again from where it was saved; --allow-missing writes what is whole",
-        "  CK001  rank 3: no file ep0-ba12000-rank3.pt",
-        "         put the file of rank 3 beside the others; --allow-missing writes what is whole",
+        "  rank 2  CK002  cut",
+        "                 copy the file of rank 2 again from where it was saved; --allow-missing writes what is whole",
+        "  rank 3  CK001  no file ep0-ba12000-rank3.pt",
+        "                 put the file of rank 3 beside the others; --allow-missing writes what is whole",
         "  -> 2 tensors have gaps (CK002 and CK001)",
         "  CK201  w: 1 NaN",
         "         go back to an earlier checkpoint",
@@ -50,5 +50,23 @@ def test_a_cause_comes_with_the_way_out_and_what_follows_stands_once_below_the_l
 def test_lines_fit_a_narrow_screen_and_causes_that_are_not_shown_are_counted():
     found = [*missing(1), Problem(Code.NOT_FINITE, "1 NaN", None, "w"), Problem(Code.PARAM_GROUPS, "x", None, "w")]
     shown = lines(*found, screen=Screen(50, 20), most=1)
-    assert max(map(len, shown)) <= 50 or shown[-1].startswith("  2 more causes")
-    assert shown[-1].startswith("  2 more causes; all of them when piped")
+    assert max(map(len, shown)) <= 50 or shown[-1].startswith("  2 more problems")
+    assert shown[-1].startswith("  2 more problems; all of them when piped")
+
+
+def test_a_culprit_is_named_once_and_a_wide_one_on_a_line_of_its_own():
+    stray = Problem(Code.STRAY_FILE, "was saved as another", files=("model-00001-of-00002.safetensors",))
+    mixed = [Problem(kind, "x", 3, "w") for kind in (Code.MIXED_SAVES, Code.LAYOUT_DISAGREES, Code.COPIES_DIFFER)]
+    shown = lines(stray, *mixed, Problem(Code.TENSOR_OVERLAP, "y", 3), screen=Screen(80, 20))
+    assert shown == [
+        "  rank 3  CK006  w: x",
+        "          CK102  y",
+        "          CK104  w: x",
+        "          CK105 too",
+        "                 put the files of one save together: copy the file of rank 3",
+        "                 again from where it was saved",
+        "  model-00001-of-00002.safetensors",
+        "          CK009  was saved as another",
+        "                 move what does not belong here away; give files that changed",
+        "                 places their names back",
+    ]

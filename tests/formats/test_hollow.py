@@ -21,8 +21,8 @@ from ckptools.errors import NotWholeError
 from ckptools.files.holes import Holes
 from ckptools.formats.shared import hollow
 from ckptools.formats.shared.hollow import crc_of_zeros
+from ckptools.model.incidents import causes_of
 from ckptools.model.tensor import Tensor
-from ckptools.model.verdict import causes_of
 from tests.sparse_files import sparse
 
 ELEMENTS = 1 << 18

@@ -12,7 +12,7 @@ import torch
 
 import ckptools
 from ckptools.errors import ReadError
-from ckptools.model.verdict import causes_of
+from ckptools.model.incidents import causes_of
 from ckptools.pickles import reader
 from tests.truth import FIXTURES
 

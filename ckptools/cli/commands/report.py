@@ -72,7 +72,7 @@ def report(
 def _write(checkpoint: Checkpoint, out: str, force: bool, interactive: bool, *, values: bool, **how: Any) -> None:
     """Write the page, and print its first lines; `how` are options of `verify`."""
     from ckptools.cli.printing import ProgressLine
-    from ckptools.report.html import findings, report_page, verdict_lines, write_report
+    from ckptools.report.html import findings, outcome_lines, report_page, write_report
 
     total = sum(f.nbytes for f in checkpoint.files)
     with ProgressLine(total * 2 if values else total) as line:
@@ -83,9 +83,9 @@ def _write(checkpoint: Checkpoint, out: str, force: bool, interactive: bool, *, 
             found = write_report(checkpoint, out, **own, values=values, progress=line, **how)
     if out == STDOUT:
         show(report_page(found, interactive).rstrip("\n"))
-        remark("\n".join(verdict_lines(found, screen(sys.stderr))))
+        remark("\n".join(outcome_lines(found, screen(sys.stderr))))
     else:
-        lines = [*verdict_lines(found, screen()), f"wrote {printable(out)}"]
+        lines = [*outcome_lines(found, screen()), f"wrote {printable(out)}"]
         show(encodable("\n".join(lines), sys.stdout.encoding))
     if not found.verification.ok:
         raise SystemExit(1)

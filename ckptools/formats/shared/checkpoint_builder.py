@@ -17,7 +17,7 @@ from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_names import COUNTS_STEPS
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import Fact, GivenNames, ModuleOrder, RankFile, ReadCost
-from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.model.problems import NO_OBJECT, Code, Problem, worst_first
 from ckptools.model.records import Rows
 from ckptools.model.tensor import Rounded
 from ckptools.pickles import reader
@@ -84,7 +84,7 @@ class SalvagingReader:
         if not cut:
             return checkpoint
         marked = {file.path: file._replace(status="cut") for file in cut}
-        problems = [Problem(Code.FILE_CUT, self._words(file.path), file.rank) for file in cut]
+        problems = [Problem(Code.FILE_CUT, self._words(file.path), file.rank, files=(file.path.name,)) for file in cut]
         files = Rows(marked.get(file.path, file) for file in checkpoint.files)
         return replace(checkpoint, files=files, problems=worst_first([*checkpoint.problems, *problems]))
 
@@ -127,6 +127,7 @@ KINDS: Mapping[ReadErrorKind, Code] = {
     "cut": Code.FILE_CUT,
     "unfinished": Code.FILE_MISSING,
     "damaged": Code.FILE_CUT,
+    "without object": Code.FILE_CUT,
     "contradicts": Code.FILE_CONTRADICTS,
 }
 """Problem codes of files that cannot be read, or contradict the metadata, by the kind of fault."""
@@ -150,7 +151,9 @@ class Fault(NamedTuple):
 
     def problem(self, name: str, rank: int | None = None, tensor: str | None = None) -> Problem:
         """The fault as a problem; `name` is the file's name in the message."""
-        return Problem(KINDS[self.kind], f"{name} {self.reason}", rank, tensor)
+        found = NO_OBJECT if self.kind == "without object" else None
+        files = (name.removesuffix(":"),)
+        return Problem(KINDS[self.kind], f"{name} {self.reason}", rank, tensor, files=files, found=found)
 
 
 Found = TypeVar("Found", bound="StatedFile")
@@ -239,7 +242,9 @@ class StatedFile:
         else:
             return
         text, found, expected = f"{name} {text}{contents}", self.size, self.needed
-        yield Problem(kind, text, self.rank, tensor, ranks=ranks, contents=contents, found=found, expected=expected)
+        yield Problem(
+            kind, text, self.rank, tensor, files=(name,), ranks=ranks, contents=contents, found=found, expected=expected
+        )
 
 
 def was_read(saved: Saved, rank: int | None = None, part: str = "") -> RankFile:
