@@ -264,7 +264,7 @@ body .ckpt nav a{margin-right:14px}
 body .ckpt a{color:inherit}
 body .ckpt .two{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:0 28px}
 body .ckpt .cause{border:1px solid var(--line);border-radius:6px;padding:8px 14px;margin:8px 0}
-body .ckpt .cause>a{font:600 12px ui-monospace,monospace;margin-right:8px}
+body .ckpt .cause a{font:600 12px ui-monospace,monospace;margin-right:8px}
 body .ckpt .cause .do{margin-top:2px}
 body .ckpt .code{margin:10px 0 16px;max-width:100ch}
 body .ckpt .code .step{padding-left:4ch;text-indent:-2ch}

@@ -299,7 +299,7 @@ def verdict_lines(verdict: Verdict, screen: Screen = PIPE) -> list[str]:
 WAYS_OUT = "         "
 """Indentation of a remedy below the code of a problem."""
 
-CULPRIT = 12
+CULPRIT = 16
 """Widest culprit, in characters, that stands on the line of its first cause; a wider one has a line of its own."""
 
 MAX_EVIDENCE = 3
@@ -328,7 +328,7 @@ def incident_lines(
 
 def _incident(one: Incident, width: int, screen: Screen) -> Iterator[str]:
     """Render an incident: `rank 2  CK001  no file rank2.pt`, more evidence below it, then the remedy."""
-    gap = first = f"  {'':{width}}  " if one.culprit and width else "  "
+    gap = first = f"  {'':{width}}  " if one.culprit else "  "
     if len(one.culprit) > width:
         yield from wrapped("  ", printable(one.culprit), screen, mark="heading")
     elif one.culprit:

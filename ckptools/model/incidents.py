@@ -93,9 +93,10 @@ class Cause(NamedTuple):
         problems: number of problems.
         remedy: the user's next step; "" if none is known.
         where: the ranks and tensors that they are about; "" if they are about the whole checkpoint.
-        what: the fact in one line: `no file ep0-ba6-rank2.pt`, `last_epoch is 3, others have 6`.
+        what: the fact in one line: `no file ep0-ba6-rank2.pt`.
         culprit: the ranks or files to blame; "" if the problems are about the run or its tensors.
-        about: the tensors or values that they are about: `w and 3 other tensors`; "" if none is named.
+        about: the tensors or values that they are about: `w and 3 other tensors`; "" if none is named. Their ranks
+            come first if these are not all of the culprit's.
     """
 
     code: str
@@ -185,8 +186,8 @@ def problems_by_cause(
     kept = without_consequences(problem for problem in problems if problem.severity in severities)
     mixed = {rank for p in kept if p.kind is Code.MIXED_SAVES and p.severity == "error" for rank in p.all_ranks}
     blamed = grouped(sorted(kept, key=_worst_first), lambda problem: _culprit_and_subject(problem, mixed))
-    # Ranks with the same kinds of problems are one culprit, and so are files: `ranks 1..63 missing`.
-    alike = grouped(blamed.items(), lambda item: (bool(item[0][0].ranks), item[0][1], frozenset(map(_kind, item[1]))))
+    # Ranks with the same kinds of problems, or whose files are lost, are one culprit: `ranks 1..63 missing`.
+    alike = grouped(blamed.items(), lambda item: (item[0][1], *_likeness(item[0][0], item[1])))
     found: list[tuple[Cause, tuple[Problem, ...]]] = []
     for group in alike.values():
         ranks = {rank for (culprit, _), _ in group for rank in culprit.ranks}
@@ -201,6 +202,12 @@ def _kind(problem: Problem) -> tuple[Severity, Code]:
     return problem.severity, problem.kind
 
 
+def _likeness(culprit: Culprit, problems: Sequence[Problem]) -> tuple[bool, frozenset[tuple[Severity, Code]]]:
+    """Whether the culprit is a rank, and the kinds of its problems; of a rank whose file is lost, that kind alone."""
+    lost = culprit.ranks and problems[0].kind in LOSSES and problems[0].severity == "error"
+    return bool(culprit.ranks), frozenset(map(_kind, problems[:1] if lost else problems))
+
+
 def _culprit_and_subject(problem: Problem, mixed: Set[int]) -> tuple[Culprit, str]:
     """The ranks or files to blame for a problem, or else its subject: its code; its message if it is a note.
 
@@ -211,7 +218,7 @@ def _culprit_and_subject(problem: Problem, mixed: Set[int]) -> tuple[Culprit, st
         return Culprit(), problem.message
     if problem.code >= Code.NOT_FINITE.code:
         return Culprit(), problem.code
-    ranks = problem.all_ranks
+    ranks = tuple(sorted(set(problem.all_ranks)))
     if not ranks and problem.differing is not None:
         differing = {rank for _, having in problem.differing.values for rank in having}
         ranks = tuple(sorted(differing & mixed)) if differing - mixed else ()
@@ -274,8 +281,9 @@ def _cause(group: Sequence[Problem], culprit: Culprit) -> Cause:
     kind, severity = group[0].kind, group[0].severity
     ranks, about = {rank for p in group for rank in p.all_ranks}, _about(group)
     where = ", ".join(filter(None, (named_ranks(ranks) if ranks else "", about)))
+    about = about if not culprit.ranks or ranks == set(culprit.ranks) else where
     text, remedy = _phrase(group, culprit), remedy_of(kind, group)
-    return Cause(kind.code, severity, text, len(group), remedy, where, _what(group, culprit), culprit.words, about)
+    return Cause(kind.code, severity, text, len(group), remedy, where, _what(group), culprit.words, about)
 
 
 def _telling(group: Sequence[Problem]) -> Problem:
@@ -292,15 +300,12 @@ def _about(group: Sequence[Problem]) -> str:
     return clip_middle(printable(names[0]), MAX_NAME) + more if names else ""
 
 
-def _what(group: Sequence[Problem], culprit: Culprit) -> str:
+def _what(group: Sequence[Problem]) -> str:
     """The fact that one of the problems states, and the number of others if they name no tensor."""
     first = _telling(group)
     said = dict.fromkeys(p.fact for p in group)
-    text = first.fact
-    if first.differing is not None:
-        text = first.differing.words if set(first.all_ranks) >= set(culprit.ranks) else first.differing.by_rank
     more = "" if first.tensor is not None else and_others(len(said) - 1)
-    return clip_middle(printable(text), MAX_WHAT) + (f"; {SWAPPED}" if _swapped(group) else more)
+    return clip_middle(printable(first.fact), MAX_WHAT) + (f"; {SWAPPED}" if _swapped(group) else more)
 
 
 SWAPPED = "and the other way round: the two files seem to have changed places"

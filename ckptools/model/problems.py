@@ -100,30 +100,13 @@ class Differing(NamedTuple):
         name: name of the thing, in a word or two: `lr`.
         values: the values in words, each with its ranks; without the usual one.
         usual: the value that more than half of the ranks have; "" without such a majority.
-        hidden: number of further ranks whose values are not listed.
         plain: whether it is a plain value; else a tensor, of which `consolidate` can take one copy.
     """
 
     name: str
     values: tuple[tuple[str, tuple[int, ...]], ...]
     usual: str = ""
-    hidden: int = 0
     plain: bool = True
-
-    @property
-    def words(self) -> str:
-        """The value of the ranks in question, and the usual one: `lr is 0.02, others have 0.003`."""
-        if self.usual and len(self.values) == 1 and not self.hidden:
-            return f"{self.name} is {self.values[0][0]}, others have {self.usual}"
-        return self.by_rank
-
-    @property
-    def by_rank(self) -> str:
-        """All values with their ranks: `lr is 0.003 (rank 0) or 0.02 (rank 1)`."""
-        values = [f"{value} ({named_ranks(ranks)})" for value, ranks in self.values]
-        values += [f"other values ({plural(self.hidden, 'more rank')})"] if self.hidden else []
-        values += [f"{self.usual} (others)"] if self.usual else []
-        return f"{self.name} is {' or '.join(values)}"
 
     @property
     def few_words(self) -> str:

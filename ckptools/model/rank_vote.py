@@ -37,7 +37,7 @@ MAX_WORDS = 60
 """Characters of a value in a message."""
 
 MAX_FEW_WORDS = 40
-"""Characters of a value, or of its name, in a remedy."""
+"""Characters of a value, or of its name, in a headline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Vote(Generic[T]):
         return found + more + (f", others: {texts[-1]}" if usual else "")
 
     def differing(self, name: str, words: Callable[[T], str] | None = None, plain: bool = True) -> Differing:
-        """The votes as data, for the remedy; numbers have six digits if the values differ within those.
+        """The votes as data; numbers have six digits if the values differ within those.
 
         Args:
             name: of the thing.
@@ -103,13 +103,13 @@ class Vote(Generic[T]):
             plain: whether it is a plain value, not a tensor.
         """
         usual = self.majority
-        shown, hidden = self._others
+        shown, _ = self._others
         values = [value for value, _ in shown] + ([usual[0]] if usual else [])
         texts = list(map(words or _in_few_words, values))
         if len(set(texts)) < len(texts):
             texts = words_apart(values, MAX_WORDS)
         listed = tuple((text, ranks) for text, (_, ranks) in zip(texts, shown, strict=False))
-        return Differing(clip_middle(printable(name), MAX_FEW_WORDS), listed, texts[-1] if usual else "", hidden, plain)
+        return Differing(clip_middle(printable(name), MAX_FEW_WORDS), listed, texts[-1] if usual else "", plain)
 
 
 def _in_few_words(value: Any) -> str:

@@ -172,7 +172,7 @@ def test_a_folder_of_several_checkpoints_begins_with_their_list(tmp_path):
 
 def test_enter_on_a_problem_goes_to_its_rank():
     async def script(driven: Driven):
-        assert driven.text("title").startswith("ep0-ba12000: NOT WHOLE: ranks 201..203 missing, rank 137 cut")
+        assert driven.text("title").startswith("ep0-ba12000: NOT WHOLE: ranks 201..203 missing; rank 137 cut")
         await driven.press("tab", "enter")
         assert driven.row.split()[:3] == ["rank", "201", "missing"]
         driven.app.problems.focus()

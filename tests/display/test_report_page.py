@@ -16,7 +16,7 @@ import pytest
 import ckptools
 from ckptools.display.html import POLICY, Limits, Page, document
 from ckptools.display.tables import Column
-from ckptools.inspect.record import facts, headline, inspect_report
+from ckptools.inspect.record import facts, inspect_report
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.report.html import PageContents, all_problems, findings, report_page
@@ -117,7 +117,7 @@ def test_the_words_are_those_of_inspect_and_verify():
     found = found_in(run7())
     text = shown(report_page(found))
     words = [
-        *headline(found.report),
+        found.report.verdict.headline,
         summary(found.verification),
         *(word for row in facts(found.report) for word in row),
     ]
@@ -136,7 +136,9 @@ def test_the_first_screen_has_six_facts_and_three_causes_and_counts_what_passed(
     nan = [Problem(Code.NOT_FINITE, f"{n} NaN", n, f"w{n}") for n in range(3)]
     more = [Problem(kind, kind.meaning, None, "w") for kind in (Code.TENSOR_OVERLAP, Code.PARAM_GROUPS)]
     html = report_page(found_in(broken_run7(), Problem(Code.FILE_CUT, "is cut short", 137), *nan, *more))
-    assert html.count('<div class="tile">') == 6 and "causes: 3 of 5" in shown(html) and "2 more causes" in shown(html)
+    assert (
+        html.count('<div class="tile">') == 6 and "causes: 3 of 5" in shown(html) and "2 more problems" in shown(html)
+    )
     assert html.index("copy the file of rank 137 again") < html.index("<nav>") and "252 of 256" in shown(html)
 
 

@@ -10,7 +10,6 @@ from ckptools.cli import app
 from ckptools.display.screen import Screen
 from ckptools.inspect.record import (
     SchedulerRow,
-    headline,
     inspect_report,
     next_line,
     optimizer_lines,
@@ -83,20 +82,20 @@ def test_names_that_look_like_numbers_or_markup_stay_as_they_are():
 def test_a_monolithic_file_of_rank_0_is_said_to_be_whole():
     one = snapshot()
     ck = replace(one, files=(one.files[0]._replace(rank=0),))
-    (line,) = headline(inspect_report(ck))
+    line = inspect_report(ck).verdict.headline
     assert line == "whole: one file, rank 0's by its name; that other ranks hold more is not excluded"
 
 
 def test_all_files_of_ranks_that_have_several_are_counted():
     parts = tuple(f._replace(part=part) for f in run7().files[:4] for part in ("model", "optim"))
     report = inspect_report(run7(files=parts, world_size=run7().world_size._replace(value=4)))
-    assert headline(report) == ["whole: all 8 files of 4 ranks are here, all read"]
+    assert report.verdict.headline == "whole: all 8 files of 4 ranks are here, all read"
 
 
 def test_a_lost_file_whose_content_nothing_states_is_not_recoverable():
     here, world = files(5, here=range(4), read=True), run7().world_size._replace(value=5)
     report = inspect_report(run7({"model": {"w": plain(4)}}, files=here, world_size=world, problems=missing(4)))
-    assert headline(report) == ["NOT WHOLE: rank 4 missing"]
+    assert report.verdict.headline == "NOT WHOLE: rank 4 missing"
 
 
 @pytest.mark.parametrize(("found", "said"), [(1, "of 2.0 KiB"), (2047, ""), (2048, ""), (3000, "")])

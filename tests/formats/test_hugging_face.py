@@ -121,7 +121,8 @@ def test_files_that_an_index_made_again_hides_are_found_by_the_numbers_of_the_ot
     ck = ckptools.open(llama)
     assert [f.path.name for f in ck.files if f.status == "missing"] == [*map(part, lost)]
     assert (ck.whole, ck.verdict.recoverable) == (False, False)
-    assert ck.verdict.headline.startswith(f"NOT WHOLE: {', '.join(map(part, lost))} missing")
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    assert ck.verdict.headline.startswith(f"NOT WHOLE: {part(lost[0])}{more} missing")
     with pytest.raises(NotWholeError, match=part(lost[0])):
         ck.consolidate(tmp_path / "out.safetensors")
 

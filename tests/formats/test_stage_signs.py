@@ -52,8 +52,8 @@ def verdict(path: Path) -> tuple[bool | None, str]:
 def test_a_stage_that_is_lost_before_others_is_an_error(rank: int, run: Path, tmp_path: Path) -> None:
     file(run, rank).unlink()
     lost = f"ranks hold parameters of their own; those of rank {rank} are nowhere else"
-    between = ", part of the model missing: model.blocks.2 and 1 more" if rank == 1 else ""
-    assert verdict(run) == (False, f"NOT WHOLE: rank {rank} missing, {lost}{between}")
+    between = ": model.blocks.2 and 1 more" if rank == 1 else ""
+    assert verdict(run) == (False, f"NOT WHOLE: rank {rank} missing; part of the model missing{between}")
     with pytest.raises(NotWholeError, match=lost):
         ckptools.consolidate(run, tmp_path / "all.pt")
 
@@ -67,8 +67,8 @@ def test_a_stage_that_is_cut_is_an_error(rank: int, run: Path) -> None:
 
 def test_that_the_last_stage_is_lost_nothing_tells_so_the_rest_is_not_called_whole(run: Path, tmp_path: Path) -> None:
     file(run, 2).unlink()
-    text = "2 files, each whole in itself; files that are not here may hold more"
-    assert verdict(run) == (None, f"{text}; 1 warning: {STATED}")
+    assert verdict(run) == (None, "not proven whole; 1 warning: part of the model missing")
+    assert ckptools.open(run).verdict.remark == "2 files, each whole in itself; files that are not here may hold more"
     assert STATED in ckptools.consolidate(run, tmp_path / "all.pt").notes
 
 
@@ -106,8 +106,8 @@ def test_every_stage_on_as_many_ranks_is_no_copy(run: Path) -> None:
 def test_a_later_stage_alone_lacks_the_layers_before_it(rank: int, absent: str, run: Path, tmp_path: Path) -> None:
     one = shutil.copy(file(run, rank), tmp_path / "model.pt")
     lacking = f"blocks has no {absent} here, and later ones; another file may hold what is absent"
-    text = "1 file, whole in itself; files that are not here may hold more"
-    assert (told(one), verdict(one)) == ([lacking], (None, f"{text}; 1 warning: {lacking}"))
+    assert (told(one), verdict(one)) == ([lacking], (None, "not proven whole; 1 warning: part of the model missing"))
+    assert ckptools.open(one).verdict.remark == "1 file, whole in itself; files that are not here may hold more"
 
 
 def test_the_rank_in_the_name_of_a_file_alone_speaks_of_others(run: Path, tmp_path: Path) -> None:

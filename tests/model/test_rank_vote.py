@@ -135,12 +135,15 @@ def test_a_learning_rate_of_one_rank_s_own_is_shown_beside_that_of_the_others(tm
 def test_the_evidence_names_the_odd_rank_with_what_the_others_have(tmp_path):
     steps = ckptools.open(ranks(tmp_path, [(F32, 1.0, 1), (F32, 1.0, 9), (F32, 1.0, 1)]), all_ranks=True)
     cause = steps.verdict.causes[0]
-    assert (cause.culprit, cause.what) == ("rank 1", "step is 9, others have 1")
+    assert (cause.culprit, cause.what) == (
+        "rank 1",
+        "differs between ranks (rank 1: 9, others: 1); they are not of one step",
+    )
 
 
 def test_the_evidence_shows_both_values_of_two_copies_in_the_order_of_their_ranks(tmp_path):
     found = ckptools.verify(ranks(tmp_path, [(F32, 2.0, 1), (F32, 1.0, 1)]))
-    assert found.verdict.causes[0].what == "value at [0] is 2.0 (rank 0) or 1.0 (rank 1)"
+    assert found.verdict.causes[0].what == "[0:4]: rank 1 holds other bytes than rank 0 (first at [0]: 1.0 and 2.0)"
 
 
 @pytest.mark.parametrize(
