@@ -1,1 +1,1 @@
-"""Several processes, of one machine or many, that do one thing together: who they are, and where they meet."""
+"""Several processes, on one machine or many, share one command: each finds its rank and meets the others."""

@@ -1,8 +1,9 @@
-"""The environment of this process: who it is by the variables of torchrun or of SLURM's srun, and what torch needs.
+"""Find this process's rank in the variables of torchrun or of SLURM's srun, and set the variables that torch needs.
 
 torch asks for four variables (its `env://` way of initialization): RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 Training scripts also use LOCAL_RANK, LOCAL_WORLD_SIZE and GROUP_RANK, the rank of the node. torchrun sets them all. For
-a task of srun they follow from SLURM's variables. Whoever starts ranks otherwise sets torch's four variables.
+a task of srun ckptools derives them from SLURM's variables. A user who starts ranks in another way sets torch's four
+variables.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TORCHRUN = "torchrun"
 SRUN = "srun of SLURM"
 
-# The variables that state each fact; of several, the first that is set counts. A step may be smaller than its job.
+# The variables that state each fact; the first that is set counts. The step's variable comes before the job's: a step
+# may have fewer tasks than its job.
 _NUMBERS: dict[str, dict[str, tuple[str, ...]]] = {
     TORCHRUN: {name: (name,) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")},
     SRUN: {
@@ -45,19 +47,19 @@ READ = (
     *(name for numbers in _NUMBERS.values() for names in numbers.values() for name in names),
     *(*_JOB, *_HOSTS, *_TASKS, *_STEP),
 )
-"""The variables that say who a process is, but for MASTER_ADDR and MASTER_PORT."""
+"""The variables of torchrun and SLURM that are read. MASTER_ADDR and MASTER_PORT are read besides."""
 
-# Numbers of the job steps that are no step of srun: the batch script's, an interactive shell's and so on.
+# From this number on, SLURM numbers job steps that srun did not start, such as the batch script.
 _FIRST_SPECIAL_STEP = 2**32 - 16
 
-# The first host of a list, which brackets with numbers may be part of: `rack[1-2]n[01-02],login`.
+# The first host of a list; a host may contain numbers in brackets: `rack[1-2]n[01-02],login`.
 _FIRST_HOST = re.compile(r"((?:[^,\[\]\s]|\[\d[\d,-]*\])+)(?:,|$)")
 _TASK_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A value and where it comes from."""
+    """The value of a variable, and the variable or option that it comes from."""
 
     value: str
     source: str
@@ -65,12 +67,12 @@ class Setting:
 
 @dataclass
 class ProcessInfo:
-    """The facts about this process.
+    """This process as a rank: its launcher, its SLURM job, and the values of torch's variables.
 
     Attributes:
-        starter: what started it as a rank: TORCHRUN, or SRUN; None: nothing did.
-        job: the variable that has the number of the SLURM job that it runs in; None: it runs in none.
-        facts: by torch's names of the variables.
+        starter: the launcher that started it as a rank, TORCHRUN or SRUN; None if no launcher did.
+        job: the name of the variable with the number of its SLURM job; None outside of a job.
+        facts: the variables whose values are known, under torch's names.
     """
 
     starter: str | None
@@ -79,39 +81,39 @@ class ProcessInfo:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The variables that torch needs and nothing says."""
+        """The variables that torch needs and whose values are not known."""
         return tuple(name for name in NEEDED if name not in self.facts)
 
     def number(self, name: str) -> int | None:
-        """Return a fact as a number; None where it is not known."""
+        """Return the value of a variable as a number; None if it is not known."""
         return int(self.facts[name].value) if name in self.facts else None
 
     def export(self, variables: MutableMapping[str, str]) -> None:
-        """Set the variables that torch and training scripts ask for."""
+        """Set the variables that torch and training scripts read."""
         variables.update({name: fact.value for name, fact in self.facts.items()})
 
 
 def starter_of(variables: Variables) -> str | None:
-    """What started this process as a rank, TORCHRUN or SRUN; None where nothing did."""
+    """The launcher that started this process as a rank, TORCHRUN or SRUN; None if no launcher did."""
     if "RANK" in variables or "WORLD_SIZE" in variables:
-        return TORCHRUN  # which may run inside srun
-    # A batch script has SLURM_PROCID=0 too, but is no step of srun.
+        return TORCHRUN  # torchrun may itself run inside srun
+    # A batch script has SLURM_PROCID=0 too, but srun did not start it.
     return SRUN if "SLURM_PROCID" in variables and _srun_step(variables) is not None else None
 
 
 def _srun_step(variables: Variables) -> int | None:
-    """The number of the step that srun started, of the steps of a job, which may run at the same time."""
+    """The number of this job step if srun started it, else None; several steps of a job may run at the same time."""
     step = variables.get(_first(variables, _STEP) or "", "")
     return int(step) if step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP else None
 
 
 def _first(variables: Variables, names: tuple[str, ...]) -> str | None:
-    """Return the first of these names that is set, and not to nothing."""
+    """Return the first of these variables that is set and not empty; None if there is no such variable."""
     return next((name for name in names if variables.get(name)), None)
 
 
 def derive(variables: Variables, given: Mapping[str, Setting] | None = None) -> ProcessInfo:
-    """Say who this process is; `given` is what the caller knows better, such as MASTER_ADDR from an option.
+    """Derive torch's variables for this process; `given` values, such as MASTER_ADDR from an option, go first.
 
     Raises:
         UsageError: a variable has a value that makes no sense.
@@ -130,7 +132,7 @@ def derive(variables: Variables, given: Mapping[str, Setting] | None = None) -> 
         raise UsageError(None, f"{facts['RANK'].source} is {rank}, {text}")
     if place.starter == SRUN and node is not None and (source := _first(variables, _TASKS)):
         counts = _task_counts(source, variables[source])
-        # A step may have fewer nodes than the job whose counts these are.
+        # The counts may be those of the job, and a step may have fewer nodes than its job.
         if sum(counts) == world_size and node < len(counts):
             facts.setdefault("LOCAL_WORLD_SIZE", Setting(str(counts[node]), f"node {node} in {source}"))
     _add_master(place, variables)
@@ -138,9 +140,9 @@ def derive(variables: Variables, given: Mapping[str, Setting] | None = None) -> 
 
 
 def _add_master(place: ProcessInfo, variables: Variables) -> None:
-    """Add where the ranks meet: at the first host of the job, at a port that follows from the numbers of job and step.
+    """Add the address where ranks meet: the first host of the job, and a port computed from the job and step numbers.
 
-    PyTorch Lightning makes the port of the job's last digits too, so that two jobs on one node seldom collide.
+    PyTorch Lightning computes the port from the job's last digits too: two jobs on one node seldom take the same port.
     """
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if variables.get(name):
@@ -158,7 +160,7 @@ def _add_master(place: ProcessInfo, variables: Variables) -> None:
 
 
 def _first_host(name: str, text: str) -> str:
-    """The first host of SLURM's short form: `node07` of `node[07-09],login`. See `scontrol show hostnames`."""
+    """The first host of a list in SLURM's form: `node07` of `node[07-09],login`; see `scontrol show hostnames`."""
     found = _FIRST_HOST.match(text)
     if not found:
         raise UsageError(None, f"{name}: {text!r} is no list of hosts")
@@ -166,7 +168,7 @@ def _first_host(name: str, text: str) -> str:
 
 
 def _task_counts(name: str, text: str) -> list[int]:
-    """The tasks of each node, of SLURM's short form: `2(x3),1` is 2, 2, 2, 1."""
+    """The number of tasks on each node, from SLURM's short form: `2(x3),1` means 2, 2, 2, 1."""
     found = [_TASK_COUNT.fullmatch(part) for part in text.split(",")]
     if None in found:
         raise UsageError(None, f"{name}: {text!r} is no list of tasks per node")
@@ -174,33 +176,33 @@ def _task_counts(name: str, text: str) -> list[int]:
 
 
 def missing_variables(names: Iterable[str]) -> str:
-    """Say that variables are missing from the environment, and what to do."""
+    """The message that variables are missing from the environment, and how the user can set them."""
     listed = ", ".join(names)
     text = f"{listed} missing from the environment; let torchrun or srun start the ranks, or set it"
     return f"{text}: ckptools create --explain-env says what was found"
 
 
 def restarts() -> int:
-    """The number of times that torch's elastic launcher, ours or an outer torchrun, has started all ranks again."""
+    """How often torch's elastic launcher, started by ckptools or as torchrun, has started all ranks again."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def calm_torch() -> None:
-    """Prepare the environment of this process and its children before torch is imported: threads, C++ warnings."""
+    """Give torch one thread and silence its C++ log, in this process and its children; before torch is imported."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # What goes wrong there is raised too; the text that is logged has a stack of C++ frames with it.
+    # torch raises every error that it logs; the log only adds a stack of C++ frames.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 
 def use_loopback() -> None:
-    """Let gloo stay on this machine where all ranks are: its name may lead nowhere, or behind a firewall."""
+    """Let gloo use the loopback interface if all ranks are here: the host's name may not resolve, or be blocked."""
     loopback = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     if loopback and is_loopback(os.environ.get("MASTER_ADDR", "localhost")):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback[0])
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address is this machine's own: then all ranks are on it, and need no other network."""
+    """Whether an address is the loopback address of this machine: then all ranks are on this machine."""
     try:
         return ipaddress.ip_address(socket.gethostbyname(address) if ":" not in address else address).is_loopback
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Several ranks as a team: they meet by torch's process group, exchange values by gloo, and end together."""
+"""Several ranks as a team: they meet in torch's process group, exchange values through gloo, and end together."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ MEETING_SECONDS = 300.0
 """Seconds to wait until all ranks have joined."""
 
 PATIENCE = 5.0
-"""Seconds after which a line says that a rank waits for the others: silence looks like a hang."""
+"""Seconds of waiting for the other ranks after which a line says so: silence looks like a hang."""
 
 SILENCE = "CKPTOOLS_RANK_TIMEOUT"
-"""The variable with the seconds after which a silent rank counts as gone, 30 by default."""
+"""The environment variable with the seconds after which a silent rank counts as gone, 30 by default."""
 
 BEAT = 1.0
-"""Seconds between two looks at the other ranks."""
+"""Seconds between two checks of the other ranks."""
 
 GRACE = 1.0
-"""Seconds in which a rank may find by itself what is wrong: often all ranks find the same."""
+"""Seconds that a rank has to fail by itself before another rank's error stops it; often all find the same."""
 
 FAREWELL_SECONDS = 5.0
-"""Seconds that a rank waits after a failure until the others have noticed it, or cleaned up."""
+"""Seconds that a failed rank waits for the others to notice the failure and clean up."""
 
 READING_SECONDS = 0.5
-"""Seconds that one rank has to print before the others end."""
+"""Seconds that one rank has to print the error before the others end."""
 
 INTERRUPTED_EXIT = 130
 
@@ -57,9 +57,9 @@ def joined(place: ProcessInfo, what: str, say: Callable[[str], None]) -> Iterato
     """Share the work inside this context, the command `what`, with all ranks that were started with this one.
 
     Raises:
-        UsageError: the environment lacks what ranks need to meet, or they run different things.
-        RendezvousError: not all ranks have come, or one is gone.
-        SystemExit: another rank prints the error.
+        UsageError: the environment lacks a variable that ranks need to meet, or ranks run different commands.
+        RendezvousError: not all ranks have joined, or a rank is gone.
+        SystemExit: the command failed, and another rank prints the error.
     """
     if place.missing:
         raise UsageError(None, f"{missing_variables(place.missing)}; {ALONE}")
@@ -99,9 +99,9 @@ def _meet(say: Callable[[str], None]) -> Ranks:
 
     def join() -> Ranks:
         stores.append(next(rendezvous("env://", timeout=timedelta(seconds=MEETING_SECONDS)))[0])
-        # torch's launcher may keep its store when it starts all ranks again.
+        # torch's launcher may keep its store when it starts all ranks again, so each start has keys of its own.
         store = PrefixStore(f"start-{restarts()}", stores[0])
-        # Ranks may work for hours between two exchanges; the watch notices a dead one.
+        # Ranks may work for hours between two exchanges; the watch thread notices a dead rank.
         forever = timedelta(days=30)
         dist.init_process_group("gloo", store=store, rank=int(rank), world_size=int(world_size), timeout=forever)
         watch = dist.new_group(backend="gloo", timeout=timedelta(seconds=float(text)))
@@ -115,7 +115,7 @@ def _meet(say: Callable[[str], None]) -> Ranks:
     try:
         return joining.result()
     except RuntimeError as error:
-        if stores and rank != "0":  # Rank 0 has come, and finds the same.
+        if stores and rank != "0":  # The store is there, so rank 0 is too, and prints the same error.
             _let_another_print()
             raise SystemExit(RendezvousError.exit_code) from None
         reason = f"the {world_size} ranks did not meet at {address}:{port}: {_of_torch(error)}; {ALONE}"
@@ -123,7 +123,7 @@ def _meet(say: Callable[[str], None]) -> Ranks:
 
 
 def _in_thread(call: Callable[[], T]) -> Future[T]:
-    """Call torch in a thread: no signal interrupts it while it waits for other ranks."""
+    """Call torch in another thread, because no signal can interrupt torch while it waits for other ranks."""
     called: Future[T] = Future()
 
     def run() -> None:
@@ -137,18 +137,18 @@ def _in_thread(call: Callable[[], T]) -> Future[T]:
 
 
 def _let_another_print() -> None:
-    """Wait until another rank has printed the error; its launcher ends this one as soon as that has ended."""
+    """Wait while another rank prints the error: a launcher may end all ranks as soon as the first one has ended."""
     with suppress(KeyboardInterrupt):
         time.sleep(READING_SECONDS)
 
 
 def _of_torch(error: RuntimeError) -> str:
-    """An error of torch's or gloo's, without the place in gloo's source before it, and its guesses after it."""
+    """The message of an error of torch or gloo, without the source location before it and the guesses after it."""
     return re.sub(r"^\[\S+\] |\. This is typically .*", "", first_line(error)).rstrip(".")
 
 
 class End(NamedTuple):
-    """How a rank has ended: well, if `error`, the name of a class, is empty; `text` goes after the rank's name."""
+    """How a rank has ended: `error` is the class of its error, empty if all went well; `text` goes after its name."""
 
     error: str = ""
     text: str = ""
@@ -157,12 +157,12 @@ class End(NamedTuple):
 class Ranks(Team):
     """One of several ranks, in a process group of gloo.
 
-    A thread asks all others, again and again, how they have ended, in a group of its own. So every rank soon has an
-    error of any other, also while it copies; and gloo fails there at once if a rank is killed, and after some time if
-    it is silent.
+    A thread exchanges with all other ranks, again and again, whether and how they have ended, in a process group of
+    its own. So every rank soon learns of another rank's error, even while it copies. In this group gloo fails at once
+    if a rank is killed, and after some time if a rank is silent.
 
     Attributes:
-        failure: of another rank; None while all is well. The main thread gets a SIGTERM then.
+        failure: the error of another rank, for which the main thread gets a SIGTERM; None while all is well.
         speaks: whether this rank prints the result, or the error.
     """
 
@@ -183,20 +183,20 @@ class Ranks(Team):
         return f"rank {rank} on {self._hosts[rank]}"
 
     def gather(self, value: T) -> list[T]:
-        """Exchange a value with all ranks, each of which calls this as often; returns those of all, by rank.
+        """Exchange a value with all ranks, which must all call this; return the values of all, by rank.
 
-        torch pickles it. What ranks exchange are numbers, texts and records of our own making, and text from a file
-        stays text: no file has a say in what a pickle between two of our processes calls.
+        torch pickles the value. Ranks exchange only numbers, texts and ckptools' own records, and text from a file
+        stays text: no file can decide which functions a pickle between two ranks calls.
 
         Raises:
-            CkptoolsError: another rank failed, and this is its error.
+            CkptoolsError: the error of another rank that failed.
         """
         found: list[T] = [value] * self.world_size
         exchange = _in_thread(lambda: dist.all_gather_object(found, value))
         while wait([exchange], 0.1).not_done and not self.failure:
             pass
         if not self.failure and exchange.exception():
-            # Where a connection was lost, the watch soon finds to which rank.
+            # If a connection was lost, the watch thread soon finds which rank is gone.
             self._noticed.wait(2 * FAREWELL_SECONDS)
         if self.failure:
             raise self.failure
@@ -204,15 +204,15 @@ class Ranks(Team):
         return found
 
     def end(self) -> None:
-        """End well, together with all others."""
+        """Wait until all ranks are done, and leave the process group."""
         self.gather(None)
         self._end_by(End(), None)
         dist.destroy_process_group()
 
     def failed(self, error: BaseException) -> BaseException:
-        """End by an error: tell the others, let them clean up, and return the error that counts.
+        """End with an error: tell the other ranks, let them clean up, and return the error to raise.
 
-        It names this rank, unless all ranks have found the same.
+        Its message names this rank, unless all ranks have found the same error.
         """
         cause = (self.failure if isinstance(error, KeyboardInterrupt) else None) or error
         if isinstance(cause, CkptoolsError):
@@ -229,7 +229,7 @@ class Ranks(Team):
         return named
 
     def _end_by(self, end: End, seconds: float | None) -> None:
-        """Say how this rank has ended, and wait until all others have ended too."""
+        """Tell the others how this rank has ended, and wait at most `seconds` until they have ended too."""
         self._end = end
         self._ended.set()
         self._watch.join(seconds)
@@ -241,7 +241,7 @@ class Ranks(Team):
                 dist.all_gather_object(self._ends, self._end, group=self._group)
             except RuntimeError as error:
                 lost = _of_torch(error)
-                # The connections close when nothing holds the group, as the error does: so others notice it too.
+                # Other ranks notice once the connections close: when nothing refers to the group, as the error does.
                 dist.destroy_process_group(self._group)
                 self._group = None
             if not self._group and not self.failure and not self._end:
@@ -253,7 +253,7 @@ class Ranks(Team):
                 self._stop(remade(kind, text) or RendezvousError(None, text))
 
     def _lost(self, how: str) -> CkptoolsError:
-        """Why an exchange failed: the ranks that do not notice it too are gone."""
+        """Why an exchange failed: a rank that does not report the failure too is gone."""
         try:
             self._store.set(f"here/{self.rank}", "")
             time.sleep(FAREWELL_SECONDS)
@@ -267,9 +267,9 @@ class Ranks(Team):
         return RendezvousError(None, f"{who}: {how}; was it killed?")
 
     def _stop(self, failure: CkptoolsError) -> None:
-        """End this rank by another one's failure, unless it soon ends by itself."""
+        """End this rank because another rank failed, unless it soon ends by itself."""
         self.failure = failure
         self._noticed.set()
         if not self._ended.wait(GRACE):
-            # As if the process was asked to end, which every part of it handles well.
+            # SIGTERM asks a process to end; every part of ckptools handles it well.
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)

@@ -17,7 +17,7 @@ class Team:
     world_size = 1
 
     def gather(self, value: T) -> list[T]:
-        """Exchange a value with all ranks, each of which calls this as often; returns those of all, by rank."""
+        """Exchange a value with all ranks, which must all call this; return the values of all, by rank."""
         return [value]
 
     def name(self, rank: int) -> str:
@@ -25,7 +25,7 @@ class Team:
         return f"rank {rank}"
 
     def share(self, weights: Sequence[int]) -> range:
-        """Which of some things this rank does, by their weights: consecutive ones."""
+        """The consecutive items that this rank works on, given the weight of every item."""
         return shares(weights, self.world_size)[self.rank]
 
 
@@ -43,7 +43,7 @@ def current() -> Team:
 
 @contextmanager
 def working_in(team: Team) -> Iterator[None]:
-    """Let everything within be done together with the other ranks of a team."""
+    """Inside this context `current` returns `team`, so that its ranks share the work."""
     before, _Process.team = _Process.team, team
     try:
         yield
@@ -52,15 +52,16 @@ def working_in(team: Team) -> Iterator[None]:
 
 
 def shares(weights: Sequence[int], count: int) -> list[range]:
-    """Cut a sequence into `count` runs of nearly equal weight: none has more than its part and the heaviest item.
+    """Cut a sequence into `count` runs of nearly equal weight.
 
-    What weighs nothing weighs a little, so that many such things are spread too.
+    No run weighs more than its equal part and the heaviest item together. Every item counts one more than its weight,
+    so that many items of weight 0 are spread too.
     """
     scaled = [weight + 1 for weight in weights]
     total = sum(scaled)
     ends = [0] * (count + 1)
     for number, (weight, end) in enumerate(zip(scaled, accumulate(scaled), strict=True)):
-        # An item belongs where its middle lies.
+        # An item belongs to the run in which its middle lies.
         owner = (2 * end - weight) * count // (2 * total)
         ends[owner + 1] = number + 1
     ends = list(accumulate(ends, max))
