@@ -1,5 +1,5 @@
 """Consolidation of many shards into one file: choose, plan, copy, publish; `run` has the steps in order.
 
-Nothing is imported here: the function of this name in `ckptools` takes this package's place there, which must be
-loaded before it and costs nothing.
+This module imports nothing. In `ckptools` the function `consolidate` takes this package's name, so the package must be
+loaded before the function is set; while it is empty, loading it costs nothing.
 """

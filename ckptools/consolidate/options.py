@@ -1,4 +1,4 @@
-"""The options of consolidating, as the command line and Python share them, and what they ask for."""
+"""The options of `consolidate`, which the command line and Python share, and the renaming that they ask for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ckptools.training_state.optimizers import UNNAMED, Naming, optimizers_of, w
 from ckptools.training_state.sections import Section, flat_key, is_flat_optimizer, sections_of_kind
 
 MAX_NAMED = 5
-"""Names in a note."""
+"""At most this many names are listed in a note."""
 
 FILLS = ("nan", "zero")
 """The values that can fill a hole."""
@@ -26,10 +26,10 @@ FILLS = ("nan", "zero")
 
 @dataclass(frozen=True)
 class ConsolidateOptions:
-    """Which parts of a checkpoint to write, how, and what to check before the output gets its name.
+    """The parts of a checkpoint to write, the form of the output, and the checks before the output gets its name.
 
-    Each is an option of the command and an argument of `ckptools.Checkpoint.consolidate`, under its name and default.
-    `jobs`, which comes with the options of opening there, is None for one thread per core, at most four.
+    Each field is an option of the command and an argument of `ckptools.Checkpoint.consolidate`, with the same name and
+    default. `jobs` is among the command's options for opening; None means one thread per core, at most four.
     """
 
     format: str | None = option(
@@ -97,7 +97,7 @@ class ConsolidateOptions:
 
     @property
     def threads(self) -> int:
-        """Number of threads that copy: two per core, so that one reads while another waits for what it writes."""
+        """Number of threads that copy: two per core, so that one reads while the other waits for its writes."""
         from ckptools.tensor_io.fetch_ahead import thread_count
 
         return thread_count(self.jobs, most=4, per_core=2)
@@ -140,20 +140,20 @@ def hole_rule(options: ConsolidateOptions) -> str | None:
 
 
 class RenameRule(NamedTuple):
-    """One rule as the user gave it, and its effect on a name."""
+    """One rule as the user gave it, and the function that applies it to a name."""
 
     given: str
     new_name: Callable[[str], str]
 
 
 class Renaming(NamedTuple):
-    """The renaming that the user asked for: new names by the checkpoint's own, and rules that all names go through."""
+    """The renaming that the user asked for: a map from old to new names, then rules that apply to every name."""
 
     names: Mapping[str, str]
     rules: Sequence[RenameRule]
 
     def of(self, names: Iterable[str], path: Path) -> tuple[dict[str, str], list[str]]:
-        """Every name of a model with its new one, and a note on entries that match no name."""
+        """Map every name of a model to its new name; also return a note on entries that match no name."""
         now = {name: self.names.get(name, name) for name in names}
         unknown = [old for old in self.names if old not in now]
         if self.names and len(unknown) == len(self.names):
@@ -208,7 +208,7 @@ def _map(given: Mapping[str, str] | str | Path | None) -> Mapping[str, str]:
 
 
 def _rule(given: str, old: str, new: str) -> RenameRule:
-    """A rule for the tensor `old` and all below a module `old`; with a dot at its end, or empty, for a beginning."""
+    """A rule for the tensor `old` and all below a module `old`; for a prefix if `old` is empty or ends in a dot."""
     from ckptools.keys.renames import replaced_module, replaced_prefix
 
     if not old or old.endswith("."):
@@ -220,16 +220,17 @@ def _rule(given: str, old: str, new: str) -> RenameRule:
     return RenameRule(given, lambda name: replaced_module(name, old, new))
 
 
-# -- the contents of an output under new names: those of the model and, following them, of the optimizer's state -------
-# A `.pt` keeps the source's tree, which `optimizer.load_state_dict` takes with its numbers. A flat list of tensors gets
-# the known names in place of numbers, with a note on their origin. Parameters without a name keep their number.
+# -- rename the keys of an output: those of the model and, like them, those of the optimizer's state -------------------
+# A `.pt` keeps the source's tree, whose numbers `optimizer.load_state_dict` accepts. An output that is a flat list of
+# tensors gets names in place of numbers, where they are known, and a note says where the names come from. A parameter
+# without a name keeps its number.
 
 
 NewKey = Callable[[Any], Any]
 """Maps a key of a section to its new key."""
 
 Move = tuple[Section, KeyPath, NewKey]
-"""A section with its key path in the tree of the output, and the new keys in it."""
+"""A section, its key path in the tree of the output, and the function that maps its keys."""
 
 
 def renamed(selection: OutputContents, renaming: Renaming) -> OutputContents:
@@ -237,7 +238,7 @@ def renamed(selection: OutputContents, renaming: Renaming) -> OutputContents:
 
     Raises:
         UsageError: a rule fits no name.
-        RefusedError: two names become one, or an optimizer's state cannot follow.
+        RefusedError: two names become the same, or an optimizer has state of a parameter that the model lacks.
     """
     source = selection.source
     names, notes = renaming.of(_names(source), source.path)
@@ -271,7 +272,7 @@ def by_name(selection: OutputContents) -> OutputContents:
 
 
 def naming_of(selection: OutputContents, section: Section) -> Naming:
-    """The naming of the parameters of an optimizer in the output."""
+    """The names of an optimizer's parameters in the output."""
     found = (o.naming for o in optimizers_of(selection.source).values() if o.path == section.path)
     naming, new = next(found, Naming({}, "fqn", (), (), "")), selection.renamed
     return naming._replace(names={new.get(i, i): new.get(name, name) for i, name in naming.names.items()})
@@ -286,7 +287,7 @@ def naming_notes(naming: Naming) -> Iterator[str]:
 
 
 def _names(source: Checkpoint) -> list[str]:
-    """The names that may be renamed: the model's or, without a model, those that the optimizer knows."""
+    """The names that may be renamed: the model's names or, without a model, the names that the optimizer knows."""
     models = sections_of_kind(source, "model")
     if models:
         return list(dict.fromkeys(str(name) for section in models for name in section.value))
@@ -295,7 +296,7 @@ def _names(source: Checkpoint) -> list[str]:
 
 
 def _following(names: Mapping[str, str], path: Path) -> NewKey:
-    """New names in an optimizer for the parameters of the model, apart from wrappers."""
+    """A function that renames an optimizer's keys like the parameters of the model, apart from wrappers."""
     bare = {without_ddp(name): name for name in names}
 
     def new_name(key: Any) -> Any:
@@ -318,7 +319,7 @@ def _with_new_keys(selection: OutputContents, new_key_of: Callable[[Section], Ne
             new = _renamed_section(section, leaf_at(tree, at), new_key, selection.source.path)
             tree = with_leaves(tree, {at: new})
             moves.append((section, at, new_key))
-            if not at:  # at the root of a tree it has only some of its keys
+            if not at:  # a section at the root has only some of the tree's keys
                 mine = {_moved((key,), moves[-1:])[0] for key in section.value}
                 new = {key: value for key, value in new.items() if key in mine}
             section = section._replace(value=new)
@@ -373,7 +374,7 @@ def _renamed_group(group: Mapping[str, Any], new_key: NewKey) -> dict[str, Any]:
 
 
 def _with_keys(node: Any, new_key: NewKey, path: Path) -> Any:
-    """Copy a dict of the same kind under new keys."""
+    """Copy a dict into one of the same class, under new keys."""
     made = empty_like(node)
     came_from: dict[Any, Any] = {}
     for key, value in node.items():
@@ -400,7 +401,7 @@ def _with_new_modules(made: Any, names: Iterable[tuple[Any, Any]]) -> Any:
 
 
 def _modules(old: str, new: str) -> Iterable[tuple[str, str]]:
-    """The modules of a tensor by both names, as far as these end alike."""
+    """Yield the old and the new name of each module around a tensor, as long as both names end alike."""
     while old and new and old.rpartition(".")[2] == new.rpartition(".")[2]:
         old, new = old.rpartition(".")[0], new.rpartition(".")[0]
         yield old, new

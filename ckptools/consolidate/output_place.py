@@ -1,10 +1,11 @@
 """The place of an output: its name and format, and checks that nothing is overwritten and that there is room.
 
-The suffix of the name gives the format. A name without one needs `format`, and a file gets that format's suffix. A
-name that ends with `/`, or of an existing folder, is a folder: `model.safetensors` or `model.pt` is put into it,
-depending on `format`; never into a folder of the source, where it could pass for the checkpoint, unless the file name
-is given. A DCP is a folder itself and gets exactly the given name. All other files are put beside the output under its
-whole name and one more word: `OUT.json`, `OUT.left-out.json`, `OUT.manifest.json`, `OUT.index.json`.
+The suffix of the name gives the format. A name without a suffix needs `format`, and a file gets that format's suffix. A
+name that ends with `/`, or the name of an existing folder, means a folder: the output is the file `model.safetensors`
+or `model.pt` in it, depending on `format`. A folder of the source is refused, because the output could pass for the
+checkpoint there, unless the user gives the file's name. A DCP is a folder itself and gets exactly the given name. Side
+files lie beside the output under its whole name and one more word: `OUT.json`, `OUT.left-out.json`,
+`OUT.manifest.json`, `OUT.index.json`.
 """
 
 from __future__ import annotations
@@ -44,17 +45,17 @@ _DCP_FILE = re.compile(rf"\.metadata|__[0-9]+_[0-9]+\.distcp|{re.escape(FILE_NAM
 
 
 def _hub_file() -> re.Pattern[str]:
-    """Names of the files in a folder of a Hugging Face model."""
+    """The pattern of file names in the folder of a Hugging Face model."""
     return re.compile(rf"(?:{COPIED.pattern}|model.*\.safetensors(?:\.[a-z.-]+\.json|\.json)?)")
 
 
 @dataclass(frozen=True)
 class OutputPlace:
-    """The place of an output: the file, or the folder of a format that is one.
+    """The place and format of an output: a file or, for a DCP, a folder.
 
     Attributes:
-        new_folder: the folder to make for it; None if it exists, was not asked for, or is in a bucket, which has no
-            real folders.
+        new_folder: the folder to make for the file; None if it exists, if the user gave no folder, or in a bucket,
+            which has no real folders.
         named: whether the user gave the file's name, not only a folder for it.
     """
 
@@ -65,11 +66,11 @@ class OutputPlace:
 
 
 def output_of(out: str | Path, format: str | None = None) -> OutputPlace:
-    """Find the file and the format that `out` asks for, which may end with `/`.
+    """Find the file and the format of an output by its name `out`, which may end with `/`.
 
     Raises:
-        UsageError: the name gives no format, contradicts `format`, or is no valid name.
-        ReadError, WriteError: it is in a store that cannot be reached.
+        UsageError: the name gives no format, contradicts `format`, or is not valid.
+        ReadError, WriteError: `out` is in a store that cannot be reached.
     """
     if not str(out):
         raise UsageError(None, "--out is empty; give a name for the output")
@@ -90,7 +91,7 @@ def output_of(out: str | Path, format: str | None = None) -> OutputPlace:
 
 @contextmanager
 def store_errors(path: Path) -> Iterator[None]:
-    """Make errors of the output's store, which does not answer or denies access, a WriteError of one line."""
+    """Turn errors of the output's store, such as denied access, into a WriteError of one line."""
     try:
         yield
     except RemoteError as error:
@@ -118,7 +119,7 @@ def _writer(path: Path, folder: bool, format: str | None) -> Writer:
 def check_output(
     checkpoint: Checkpoint, output: OutputPlace, layout: OutputLayout, texts: Collection[Path], force: bool
 ) -> None:
-    """Refuse an output that would overwrite a file, and one beside a side file that would seem to describe it."""
+    """Refuse an output that would overwrite a file, or that an older side file beside it would seem to describe."""
     with store_errors(output.path):
         if layout.folder is not None:
             _check_folder(checkpoint, layout.folder, force, output.writer)
@@ -134,7 +135,7 @@ def check_output(
 def check_place(checkpoint: Checkpoint, paths: Iterable[Path], force: bool, new: Path | None = None) -> None:
     """Refuse an output that would overwrite a file, above all a source, or could pass for a rank file.
 
-    `new` is a folder to make for it.
+    `new` is the folder that will be made for the output.
     """
     sources = [f.path for f in checkpoint.files]
     taken = {p.resolve() for p in sources}
@@ -155,7 +156,7 @@ def check_place(checkpoint: Checkpoint, paths: Iterable[Path], force: bool, new:
 
 
 def check_not_among(checkpoint: Checkpoint, output: Path) -> None:
-    """Refuse an output with a name chosen by us in the source's folder, where it could pass for the source."""
+    """Refuse an output under a default name in the source's folder, where it could pass for the source."""
     folder = output.parent.resolve()
     if any(f.path.resolve().is_relative_to(folder) for f in checkpoint.files):
         text = f"holds the checkpoint itself; to write beside its files, give the file's name: -o {output}"
@@ -191,8 +192,8 @@ class Replaced(NamedTuple):
     """Files of an earlier output to remove when a new one replaces it.
 
     Attributes:
-        first: files that make the others pass for one output, removed before a new file gets its name.
-        last: files without a counterpart in the new output, removed when that is complete.
+        first: files without which the others pass for no output, removed before a new file gets its name.
+        last: files without a counterpart in the new output, removed when the new output is complete.
     """
 
     first: tuple[Path, ...]
@@ -200,11 +201,11 @@ class Replaced(NamedTuple):
 
 
 def replaced(checkpoint: Checkpoint, out: Path, layout: OutputLayout, texts: Collection[Path]) -> Replaced:
-    """Find the files to remove of an earlier output `out`: of several files, the index and the last file go first.
+    """Find the files of an earlier output `out` to remove: if it has several, the index and the last file go first.
 
-    An output in one file is replaced at once. With several files, an interrupt would leave new ones among old ones:
-    without the index they are found by their numbers, and then the last one is missing.
-    A side file of names that the earlier output lacked goes too, unless it is among the new `texts`.
+    An output in one file is replaced at once. With several files, an interrupt leaves new files among old ones. Readers
+    then find the files by their numbers, as the index is gone, and notice that the last file is missing.
+    The side file that lists names left out of the earlier output goes too, unless it is among the new `texts`.
     """
     if isinstance(out, RemotePath):
         refreshed(out)
@@ -260,8 +261,8 @@ class Likeness:
 
     Attributes:
         rules: every rename and rearrangement, with the number of tensors.
-        cut: vocabularies of which padded rows are not written.
-        left: names of the checkpoint that the model does not have, with the reason.
+        cut: vocabularies whose padded rows are not written.
+        left: names of the checkpoint that are not written, with the reason.
         renamed: number of tensors with another name than in the checkpoint.
         rearranged: number of tensors whose rows were moved, joined, split or transposed.
     """
@@ -323,10 +324,10 @@ def _flag(name: str) -> str:
 def made_like(
     selection: OutputContents, original: Original, options: ConsolidateOptions, files: OpenFiles
 ) -> tuple[OutputContents, Likeness]:
-    """The contents of an output that is like a Hugging Face model, and how they were made.
+    """Make the contents of an output that is like a Hugging Face model; also return how they were made.
 
     Raises:
-        RefusedError: the set is not complete, or something would have to be assumed.
+        RefusedError: a tensor of the model is missing, or a rearrangement would have to be assumed.
     """
     models = [(section, at) for section, at in selection.places if section.kind == "model"]
     source = selection.source
@@ -362,7 +363,7 @@ def made_like(
 
 
 def in_folder(layout: OutputLayout, original: Original, output: OutputPlace, dtype: str | None) -> OutputLayout:
-    """The plan of such an output, with the small files; on a disk one folder, which appears whole."""
+    """Add the small files of the Hugging Face model to the plan of an output; on a disk its folder appears whole."""
     folder, stated = output.path.parent, original.config.get("architectures")
     texts = {folder / name: content for name, content in original.copied.items()}
     causal = isinstance(stated, list) and stated and str(stated[0]).endswith("ForCausalLM")
@@ -374,7 +375,7 @@ def in_folder(layout: OutputLayout, original: Original, output: OutputPlace, dty
 
 
 def likeness_lines(like: Likeness) -> Iterator[str]:
-    """A line for each rule, cut, left-out name and copied file."""
+    """Yield lines on the rules, the vocabularies that were cut, the left-out names and the copied files."""
     yield from [rule.line for rule in like.rules if rule.words or rule.old != rule.new]
     yield from [cut.line for cut in like.cut]
     reasons: dict[str, list[str]] = {}

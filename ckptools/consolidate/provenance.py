@@ -1,6 +1,6 @@
-"""What an output says of its source: a record inside it, and names that were left out in a JSON beside it.
+"""The record of the source inside an output, and the JSON beside an output that lists left-out names.
 
-The record has the name of the source, never its folder, and no time: the same source gives the same bytes.
+The record has the source's name, but neither its folder nor a time, so that the same source gives the same bytes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ckptools.model.tree import tensors_in
 from ckptools.text import KeyPath, few, fqn_of, plural
 
 CODES = frozenset(code.code for code in Code)
-"""Keys of left-out values without a name."""
+"""Codes of problems: they are the keys of left-out values without a name."""
 
 NOT_SAVED = (Code.FILLED, Code.NEVER_WRITTEN)
-"""Problems of tensors, which are recorded by name."""
+"""Problems of filled-in tensors, which the record lists by name anyway."""
 
 NameOf = Callable[[KeyPath], str]
 
@@ -31,7 +31,7 @@ NameOf = Callable[[KeyPath], str]
 def record_of(
     selection: OutputContents, left_out: Mapping[KeyPath, str] | None = None, name_of: NameOf = fqn_of
 ) -> Provenance | None:
-    """Make the record of an output; None if none is wanted.
+    """Make the record of an output; None if the user does not want a record.
 
     `left_out` has the key paths that the format cannot store, with the reason. `name_of` maps a key path of the
     selection to its name in the output.
@@ -44,7 +44,7 @@ def record_of(
     names = {path: "" if len(path) == 1 and path[0] in CODES else name_of(path) for path in gone}
     named = [LeftOut(names[path], why, path in selection.lost) for path, why in gone.items()]
     named += [LeftOut(problem.tensor or "", problem.message, True) for problem in selection.passed_over]
-    # Names that the source, itself an output, had left out.
+    # The source may be an output itself, with names that were left out of it.
     never_there = [one for one in before.left_out if not one.lost] if before else []
     return Provenance(
         version=__version__,
@@ -59,7 +59,7 @@ def record_of(
 
 
 def origin_of(checkpoint: Checkpoint) -> Origin:
-    """The origin that an output states of a checkpoint."""
+    """Name, format, step and world size of a checkpoint, as an output made of it states them."""
     step = checkpoint.step.value if checkpoint.step.agree and type(checkpoint.step.value) is int else None
     return Origin(checkpoint.name, checkpoint.format, step, checkpoint.world_size.exact)
 
@@ -73,13 +73,13 @@ def why_not_saved(filled: Filled) -> str:
 
 
 def note_on_carried(selection: OutputContents) -> list[str]:
-    """Note the filled-in values of the source that are written as they are."""
+    """Note the tensors whose values were filled in when the source was written, and are written unchanged."""
     names = [fqn_of(path) for path in selection.carried if path not in selection.left_out]
     return [f"with values that no rank saved, as they are in the source: {few(names, 3)}"] if names else []
 
 
 def _filled(selection: OutputContents, name_of: NameOf) -> Iterator[Filled]:
-    """Tensors with values that were filled in, now or when the source was written."""
+    """Yield the tensors with filled-in values, whether filled in now or when the source was written."""
     written = dict(tensors_in(selection.tree))
     for path, boxes in selection.missing.items():
         if selection.filled and path not in selection.left_out and path in written:
@@ -95,10 +95,10 @@ def _filled(selection: OutputContents, name_of: NameOf) -> Iterator[Filled]:
 
 
 def _without_folder(why: str, source: Checkpoint) -> str:
-    """A reason without the folders that lead to the source."""
+    """Remove the folders of the source from the paths in a reason."""
     folders = {str(path.parent) for path in (source.path, source.path.absolute(), *(f.path for f in source.files))}
     for folder in sorted(folders, key=len, reverse=True):
-        # `data/7` is no file in a folder `a`.
+        # The folder `a` must not match the end of `data/` in `data/7`.
         why = re.sub(rf"(?<![\w./-]){re.escape(folder)}/", "", why) if folder not in ("", ".", "/") else why
     return why
 

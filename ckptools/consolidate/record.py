@@ -1,4 +1,4 @@
-"""The record of `consolidate`: the files, everything that a user should know about them, and the plan."""
+"""The record that `consolidate` returns: the output's files, everything that a user should know of them, the plan."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SourceChecksums:
-    """Numbers of the source's records that match their stated CRC-32, and of those without one."""
+    """The number of source records that match their stated CRC-32, and the number of records that state no CRC-32."""
 
     right: int
     without: int
@@ -49,7 +49,7 @@ class PlannedCopy:
 
 @dataclass(frozen=True)
 class PlannedCopies:
-    """Every copy of a plan, created anew in each iteration: there may be millions."""
+    """All copies of a plan; each iteration makes them anew, because there may be millions."""
 
     layout: OutputLayout
 
@@ -66,7 +66,7 @@ class PlannedCopies:
 
 @dataclass(frozen=True)
 class PlannedReading:
-    """The bytes of tensors to read to write an output, the number of files that they are in, and every copy.
+    """The reading that an output needs: the bytes of tensors, the number of files with them, and every copy.
 
     `no_room` is the error that would prevent writing; None if the output fits on its disk.
     """
@@ -86,11 +86,11 @@ class OutputRow(NamedTuple):
     """A tensor of the checkpoint with its place in the output.
 
     Attributes:
-        name: its name in the output; that in the checkpoint if it was left out.
-        dtype: in the output, torch's name.
-        file: of the output; "" if it was left out.
+        name: its name in the output; its name in the checkpoint if it was left out.
+        dtype: torch's name of its dtype in the output; "" if it was left out.
+        file: path of its file in the output; "" if it was left out.
         offset: byte offset of its first element in the file; None if it was left out.
-        bytes: in the output.
+        bytes: its bytes in the output.
         missing: regions that are in no file of the checkpoint.
         left_out: why it was not written; "" if it was.
     """
@@ -108,7 +108,7 @@ class OutputRow(NamedTuple):
 @displayed
 @dataclass(frozen=True, repr=False)
 class Consolidated:
-    """The output that was written, or would be.
+    """The output that was written, or that a dry run would have written.
 
     Attributes:
         files: paths of the output, data files first; a folder that is one output stands for its files.
@@ -117,7 +117,7 @@ class Consolidated:
         seconds: wall time, opening included; 0 for a dry run.
         left_out: names that were not written, with the reason.
         missing: names of tensors with holes, left out or filled, with the regions that are in no file.
-        needs: classes in a `.pt` that plain `torch.load` does not accept; none without `keep_types`.
+        needs: classes in a `.pt` that plain `torch.load` does not accept; empty without `keep_types`.
         tied: names that share the bytes of an earlier name, with that name.
         load: the line of Python that loads the output.
         converted: number of tensors whose dtype changes, by old and new dtype.
@@ -125,11 +125,11 @@ class Consolidated:
         not_asked: sections that were not written because they were not asked for, with their numbers of tensors.
         layout: the plan: every tensor with its place, and every copy.
         checksums: how the source's checksums were compared; None if they were not.
-        verdict: on the source.
+        verdict: the verdict on the source.
         filled: `nan` or `zero` where holes are filled with it, `""` where tensors with holes are left out.
-        from_replicas: ranks whose files are lost, and those that together hold the same; None where none are.
+        from_replicas: ranks whose files are lost, and ranks that together hold the same; None if no file is lost.
         borrowed: names of tensors with regions of another checkpoint of the run, and these regions.
-        borrowed_from: that checkpoint: its name, step and ranks; empty without `fill_from`, or if nothing was taken.
+        borrowed_from: name, step and ranks of that checkpoint; empty without `fill_from`, or if nothing was taken.
         odd: names of tensors in which NaN or infinity was seen.
         read_back: how the output was read back and compared; empty if it was not.
         like: how the output was made like a Hugging Face model; None if it was not.
@@ -164,7 +164,7 @@ class Consolidated:
 
     @property
     def proof(self) -> Proof:
-        """How many elements are the source's once they are read back, and through what they came."""
+        """Counts for the claim that every element of the output is the source's, once the output was read back."""
         return Proof(
             tensors=self.tensors,
             elements=sum(job.tensor.numel for job in self.layout.jobs),
@@ -219,7 +219,7 @@ class Consolidated:
 
 
 def planned_reading(layout: OutputLayout, no_room: NoSpaceError | None) -> PlannedReading:
-    """The bytes to read to write a planned output."""
+    """Count the bytes and files to read for a planned output."""
     nbytes = sum(job.tensor.nbytes for job in layout.jobs)
     sources = read_paths(job.tensor.extents for job in layout.jobs)
     return PlannedReading(nbytes, len(sources), PlannedCopies(layout), no_room)
@@ -244,7 +244,7 @@ COPY_COLUMNS = tuple(Column(f"{title}  ") for title in ("tensor", "from file", "
 
 
 def summary(done: Consolidated) -> Iterator[str]:
-    """The lines for stdout: the files, the number of tensors, and how these were checked."""
+    """Yield the lines for stdout: the files, the number of tensors, and how these were checked."""
     verb = "would write" if done.dry_run else "wrote"
     for path in done.files:
         yield printable(f"{verb} {path}")
@@ -283,7 +283,7 @@ def copies(planned: PlannedReading, screen: Screen = PIPE) -> list[str]:
 
 
 def remarks(done: Consolidated) -> Iterator[str]:
-    """The lines for stderr: what was left out, filled, converted or noticed, and how to load the output."""
+    """Yield the lines for stderr: tensors left out, filled or converted, other notes, and how to load the output."""
     yield from (f"note: {note}" for note in done.notes)
     if done.like is not None:
         from ckptools.consolidate.output_place import likeness_lines

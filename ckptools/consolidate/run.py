@@ -61,8 +61,8 @@ def consolidate(
 ) -> Consolidated:
     """Write a checkpoint's full tensors into one `.pt`, one or several `.safetensors`, or a DCP folder to resume from.
 
-    `progress` is called with bytes written, or read back, and the tensor they belong to; `planned` before that with the
-    expected number of bytes, and again when more is known.
+    `progress` is called with the number of bytes written or read back, and the tensor they belong to. `planned` is
+    called before that with the expected number of bytes, and again once the number is known better.
 
     Raises:
         NotWholeError: something is missing, overlaps, contradicts, or was found damaged before anything was written.
@@ -137,7 +137,7 @@ def consolidate(
 
 
 def _donor(whole: Checkpoint, part: str, files: OpenFiles, options: ConsolidateOptions, progress: Progress) -> Donor:
-    """The other checkpoint of the run that fills gaps, without its own damaged records."""
+    """Open the other checkpoint of the run that fills gaps, and find its own damaged records."""
     if not options.provenance:
         raise UsageError(None, "--fill-from needs the record that --no-provenance leaves out: the output must say so")
     donor = open_donor(whole, options.fill_from or "", partial(places_to_write, only=part))
@@ -148,7 +148,7 @@ def _donor(whole: Checkpoint, part: str, files: OpenFiles, options: ConsolidateO
 
 
 def _check_codes(whole: Checkpoint, part: str, options: ConsolidateOptions) -> None:
-    """Refuse to take codes of quantized weights for values, and to dequantize where nothing can be."""
+    """Refuse to convert codes of quantized weights as if they were values, and to dequantize if no weight can be."""
     if not options.dequantize and options.dtype is None:
         return
     named = list(tensors_to_write(whole, part))
@@ -172,12 +172,12 @@ def _check_codes(whole: Checkpoint, part: str, options: ConsolidateOptions) -> N
         )
         raise RefusedError(whole.path, f"{text}; without it they are written as they are")
     quantized = any(t.encoded_as or t.kind == "quantized" for _, t in tensors_in(whole.tree))
-    if options.dequantize and not quantized and verdict_of(whole).whole is not False:  # else it may have been lost
+    if options.dequantize and not quantized and verdict_of(whole).whole is not False:  # else it may be in a lost file
         raise UsageError(whole.path, "--dequantize: nothing here is quantized")
 
 
 def _notes_on_codes(whole: Checkpoint, layout: OutputLayout, dequantize: bool) -> Iterator[str]:
-    """What is said of codes that are written as they are, and of numbers that could be codes and are cast."""
+    """Yield notes on codes that are written unchanged, and on 8-bit floats that are converted but could be codes."""
     if dequantize and not any(shard.encoded for job in layout.jobs for shard in job.tensor.found):
         yield "--dequantize: nothing that is written is quantized"
     codes = Counter(t.coded.scheme for job in layout.jobs if (t := job.tensor).coded is not None and t.are_codes)

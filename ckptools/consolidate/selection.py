@@ -1,4 +1,4 @@
-"""A copy of the tree for an output: one source for every region, with what is left out and every problem noted."""
+"""Copy a checkpoint's tree for an output: choose one shard per region, note left-out values and every problem."""
 
 from __future__ import annotations
 
@@ -56,25 +56,25 @@ from ckptools.text import (
 from ckptools.training_state.rank_values import NOTHING, RankValues, own_paths
 from ckptools.training_state.sections import Section, sections_of, sections_of_kind, tensors_of
 
-# -- what is plain in objects of foreign classes: their attributes, or a text for an enum or a path --------------------
-# An object is plain as far as its pickle is nothing but its attributes or its items: `argparse.Namespace`, dataclasses,
-# `SimpleNamespace`, OmegaConf's containers, tokenizers of one's own. What is none of this is left out, by name.
+# -- plain values for objects of foreign classes: their attributes, or a text for an enum or a path --------------------
+# An object is plain if its pickle holds nothing but its attributes or its items: `argparse.Namespace`, dataclasses,
+# `SimpleNamespace`, OmegaConf's containers, a tokenizer of the user's. Any other object is left out and listed by name.
 
 
 MAX_DEPTH = 50
 MAX_VALUES = 100_000
-"""Levels and values of one object: what a foreign object holds has no other limit."""
+"""At most so many levels and values of one foreign object are taken; nothing else limits its size."""
 
 PATHS = ("pathlib.", "pathlib._local.")
 MEMBER = (str, int, float, bool)
 
 
 class NotPlainError(ValueError):
-    """An object is more than its attributes; the message says why."""
+    """An object holds more than its attributes; the message says why."""
 
 
 class _Plain:
-    """Makes the dicts, lists and texts that an object stands for; raises `NotPlainError` if it is more than these."""
+    """Convert a foreign object to dicts, lists and texts; raise `NotPlainError` if it is more than attributes."""
 
     def __init__(self) -> None:
         self.left = MAX_VALUES
@@ -105,7 +105,7 @@ class _Plain:
         made_by = node.name in ("copyreg._reconstructor", "copy_reg._reconstructor") and len(node.args) == 3
         bare = not node.args or (made_by and node.args[2] is None)
         if isinstance(state, tuple) and len(state) == 2 and all(part is None or type(part) is dict for part in state):
-            state = {**(state[0] or {}), **(state[1] or {})}  # attributes, and those in slots
+            state = {**(state[0] or {}), **(state[1] or {})}  # attributes in `__dict__`, and in slots
         if bare and not node.keywords and type(state) is dict and not node.items:
             return self.value(state, depth + 1, inside)
         raise NotPlainError("it is more than its attributes")
@@ -132,11 +132,11 @@ def class_of(node: Opaque) -> str:
 
 
 MAX_NAMED = 5
-"""Names in a note."""
+"""At most this many names are listed in a note."""
 
 COPIES = "take one with --prefer-rank if they are copies of one model"
 IN_PARTS = "ranks hold parameters of their own here, so that one name may stand for two"
-"""Advice for copies that differ; taking one rank's for all would lose the others' values."""
+"""Advice if copies differ. In the second case, one rank's copy for all ranks would lose the other ranks' values."""
 
 MAX_TENSOR = 1 << 60
 """At most this many bytes per tensor. Strides of 0 let a few bytes claim any size."""
@@ -154,7 +154,7 @@ LEFT_OUT = Opaque("left out")
 class Picking:
     """Copy a tree for writing: one source per region, foreign objects left out, problems collected.
 
-    `contents` gets everything that is known of the copy but the tree itself.
+    `contents` collects everything about the copy except the tree itself.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class Picking:
         self.cut = {f.path for f in checkpoint.files if f.status in ("cut", "bad")}
 
     def lose(self, left_out: Mapping[KeyPath, str]) -> None:
-        """Leave out the values that the source has lost."""
+        """Note values that are left out because the source has lost them."""
         self.contents.left_out |= left_out
         self.contents.lost |= left_out.keys()
 
@@ -216,7 +216,7 @@ class Picking:
             return copied
         if type(node) in (list, tuple):
             items = [self.copy(v, (*source, i), (*at, i)) for i, v in enumerate(node)]
-            # A place in a sequence has a meaning, so what is left out leaves None there.
+            # An index of a sequence has a meaning, so a left-out item becomes None.
             return type(node)(None if v is LEFT_OUT else v for v in items)
         if isinstance(node, Opaque) and not isinstance(node, Lost):
             try:
@@ -232,7 +232,7 @@ class Picking:
         return node
 
     def _by_rank(self, values: Mapping[int, Any], source: KeyPath, at: KeyPath) -> list[Any]:
-        """List each rank's own value; None for a rank that has none, or whose value is not written."""
+        """List each rank's own value; None for a rank without a value, or whose value is not written."""
         self.listed.append(source)
         kept = [
             LEFT_OUT if value is NOTHING else self.copy(value, (*source, rank), (*at, rank))
@@ -256,9 +256,9 @@ class Picking:
         tensor = self._decoded(tensor, fqn)
         tensor, damage = without_damaged(tensor, fqn, self.damage)
         problem = cover_problem(tensor, fqn)
-        told = self.gaps.get(fqn)
-        if told is not None and problem is not None and told.message.endswith(problem.message):
-            problem = told  # which may say who states the shape
+        reported = self.gaps.get(fqn)
+        if reported is not None and problem is not None and reported.message.endswith(problem.message):
+            problem = reported  # It may also say which file states the shape.
         if problem is not None and problem.kind is Code.TENSOR_GAP and self.donor is not None:
             gaps = cover(tensor.shape, tensor.extents.boxes_read).gaps
             filled = self.donor.fill(tensor, source, gaps)
@@ -305,7 +305,7 @@ class Picking:
         return False
 
     def _replicas(self, tensor: Tensor, source: KeyPath, at: KeyPath) -> Sequence[Shard]:
-        """Choose one shard per region, whose copies should be equal; in the order of their offsets."""
+        """Choose one shard for each region, in the order of offsets; copies of a region that differ are a problem."""
         if tensor.lies_in_a_row:
             return tensor.extents.in_order_of(tensor.extents.offsets)
         differing = self.ranks.differing(tensor, source)
@@ -322,7 +322,7 @@ class Picking:
         return tuple(sorted(self._preferred(tensor.extents.read), key=lambda s: s.box.offsets))
 
     def _preferred(self, found: Extents) -> Iterable[Shard]:
-        """The copy of each region that is written."""
+        """The copy of each region to write."""
         order = self._order(found.files)
         order = order[:1] if found.one_box else order
         first = {(found.offsets[i], found.sizes[i]): i for i in reversed(order)}
@@ -348,7 +348,7 @@ class Picking:
         return kept
 
     def _in_cut_files(self, chosen: Iterable[Shard], fqn: str) -> Iterator[Problem]:
-        """Report a whole tensor with bytes in a cut file: the file may differ from the one that was saved."""
+        """Report the shards of a whole tensor that lie in a cut file: their bytes may differ from those saved."""
         for shard in chosen:
             if shard.source is None or shard.source.path not in self.cut:
                 continue
@@ -371,7 +371,7 @@ class Picking:
 
 
 def _note_on_own(paths: Sequence[KeyPath], what: str) -> list[str]:
-    """The note on values that ranks have for themselves."""
+    """The note on values that differ from rank to rank."""
     names = first_few(list(map(fqn_of, paths)), MAX_NAMED)
     return [f"{plural(len(paths), 'value')} that ranks have for themselves ({names}): {what}"] if paths else []
 
@@ -428,8 +428,8 @@ def select(
 ) -> OutputContents:
     """Choose the parts named by `only` from a checkpoint whose ranks have all been read.
 
-    Bytes of records that were `compared` and do not match their checksums count as missing; None if no record was
-    compared yet. `donor` is another checkpoint of the run that fills gaps first.
+    Records that did not match their checksums when they were `compared` count as missing; None if no record was
+    compared yet. `donor` is another checkpoint of the run, which fills gaps first.
 
     Raises:
         NotWholeError: something is missing, overlaps or contradicts; lists everything.
@@ -447,11 +447,11 @@ def select(
     concerned = [p for p in errors if _concerns(p, sections.values(), only)]
     written = {fqn_of(path): tensor for path, tensor in tensors_of(sections.values())}
     of_tensors = [p for p in concerned if p.kind in (Code.COPIES_DIFFER, Code.LAYOUT_DISAGREES) and p.tensor in written]
-    # Copies are compared below, and a tensor with a piece that does not fit it has its problem there.
+    # `picking` compares copies itself, and finds the problem of a tensor with a piece that does not fit into it.
     judged = [p for p in of_tensors if p.kind is Code.COPIES_DIFFER or written[p.tensor or ""].contradictions]
     concerned = [p for p in concerned if p not in judged]
     picking.problems += [p for p in concerned if _refuses(checkpoint, p, holes)]
-    # Parts without a gap in a tensor: their names are unknown, or their file belongs to no single rank.
+    # Lost parts that leave no gap in a tensor: their names are unknown, or their file belongs to no single rank.
     without = [p for p in concerned if p.kind.lacks in ("file", "part") and stands_in_the_way(checkpoint, p)]
     if only == "model":
         without = [p for p in without if not _is_of_an_optimizer(checkpoint, p)]
@@ -514,7 +514,7 @@ def _sections_to_write(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
 
 
 def _matching(checkpoint: Checkpoint, glob: str) -> list[Section]:
-    """The models of a checkpoint with the names that match a glob, alone or after the name of their section."""
+    """Reduce the models of a checkpoint to names that match a glob, alone or after the name of their section."""
     from ckptools.keys.entries import pattern
 
     wanted, found = pattern((glob,)), []
@@ -531,11 +531,11 @@ def _matching(checkpoint: Checkpoint, glob: str) -> list[Section]:
 
 
 OPTIMIZER_FILES = ("optim", "optimizer")
-"""Parts whose files hold an optimizer alone, or a copy of the model that leaves gaps where it is lost."""
+"""Parts whose files hold an optimizer; if they also hold a copy of the model, its loss shows as gaps in tensors."""
 
 
 def _is_of_an_optimizer(checkpoint: Checkpoint, problem: Problem) -> bool:
-    """Whether a problem is about a lost file of a rank whose other files are here, and it is the optimizer's."""
+    """Whether a problem is about a rank of which only files of the optimizer are lost."""
     lost = [f.part for f in checkpoint.files if f.rank == problem.rank and not f.is_here]
     return problem.rank is not None and bool(lost) and all(part in OPTIMIZER_FILES for part in lost)
 
@@ -558,14 +558,14 @@ def _note_on_glob(checkpoint: Checkpoint, parts: Iterable[Section], glob: str) -
 
 
 def _refuses(checkpoint: Checkpoint, problem: Problem, holes: str | None) -> bool:
-    """Whether an error prevents writing by itself, whatever the state of the tensors."""
+    """Whether an error prevents writing by itself, even if all tensors are whole."""
     if problem.kind.forbids == "any output":
         return True
     return not holes and problem.kind.lacks == "value" and stands_in_the_way(checkpoint, problem)
 
 
 def _own_values_lost(checkpoint: Checkpoint, parts: Sequence[Section]) -> dict[KeyPath, str]:
-    """The ranks' own values in lost files, by key path and rank, with the reason; no tensor has a gap for them."""
+    """The values of single ranks that were in lost files, by key path and rank, with the reason; no gap shows them."""
     own = [*own_paths(sections_of(checkpoint), checkpoint.world_size.exact), *checkpoint.differing]
     own = [path for path in own if any(part.holds(path) for part in parts)]
     own = [path for path in own if not any(path[: len(other)] == other != path for other in own)]
@@ -576,7 +576,7 @@ def _own_values_lost(checkpoint: Checkpoint, parts: Sequence[Section]) -> dict[K
 
 
 def _from_replicas(checkpoint: Checkpoint, parts: Iterable[Section]) -> tuple[FromReplicas | None, list[str]]:
-    """The ranks whose lost or damaged files replicas make up for, and the note that says so."""
+    """The ranks whose lost or damaged files are replaced by replicas on other ranks, and the note that says so."""
     verdict = verdict_of(checkpoint)
     if verdict.whole is not False or not verdict.recoverable:
         return None, []
@@ -599,11 +599,11 @@ DOUBTFUL = (
     Code.STRAY_FILE, Code.NAME_CONTRADICTS, Code.NAMED_AS_ANOTHER_RANK, Code.NEVER_WRITTEN, Code.LAYOUT_DISAGREES,
     Code.COPIES_DIFFER, Code.LAYOUT_INFERRED,
 )  # fmt: skip
-"""Warnings that the files, or what is put together from them, may not be what was saved."""
+"""Warnings that the files, or the tensors joined from them, may differ from the state that was saved."""
 
 
 def _notes_on_warnings(warnings: Sequence[Problem]) -> Iterator[str]:
-    """What may be wrong with the source, and so with the output."""
+    """Yield the warnings of the source that cast doubt on the output too."""
     yield from (p.message for p in warnings if p.kind.lacks == "part")
     for cause in causes_of(p for p in warnings if p.kind in DOUBTFUL):
         yield f"warning of the source: {cause.code} {cause.words}"
@@ -612,7 +612,7 @@ def _notes_on_warnings(warnings: Sequence[Problem]) -> Iterator[str]:
 def check_files(checkpoint: Checkpoint, part: str, files: OpenFiles, unchecked: bool) -> list[str]:
     """Refuse a source with values that contradict the layout; note files that may be copies of another rank's.
 
-    The module's own weights alone may be written `unchecked`, such as where somebody changed them.
+    With `unchecked` the module's own weights alone may be written all the same, for example if the user changed them.
     """
     taken = unchecked and part == "model" and getattr(checkpoint.options, "weights", "") == "module"
     problems, _ = replicas.compare_rounded(() if taken else checkpoint.rounded)
@@ -622,7 +622,7 @@ def check_files(checkpoint: Checkpoint, part: str, files: OpenFiles, unchecked: 
 
 
 def _summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:
-    """Summarize in one line: the verdict, the first cause but lost ranks that it names, what follows, what to do."""
+    """Summarize in one line: the verdict, the first cause that it does not name, the consequences, the way out."""
     verdict = verdict_of(checkpoint)
     named = verdict.in_one_line if verdict.level == "bad" or verdict.joinable is False else ""
     others = [cause for cause in causes_of(problems) if not _names_lost_ranks(named, cause)]
@@ -634,6 +634,6 @@ def _summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:
 
 
 def _names_lost_ranks(headline: str, cause: Cause) -> bool:
-    """Whether a headline says all there is to a cause: `ranks 1, 3 missing`; the name of a file of no rank is more."""
+    """Whether a headline such as `ranks 1, 3 missing` already names a cause; never if its file belongs to no rank."""
     lost = {kind.code for kind in LOSSES}
     return cause.code in lost and cause.where == cause.culprit and cause.text in headline

@@ -1,8 +1,8 @@
-"""The plan on several ranks: the share of each in copying, of equal weight, and a check that all have the same plan.
+"""Share the copying of a plan among several ranks, in equal parts, and check that all ranks have the same plan.
 
-All copies are sorted by the file that they read and the byte offset in it, and this line is cut. So a rank reads few
-files, each in one stretch, and a tensor whose shards are in many files is written by many ranks. The position of a copy
-follows from the copy alone, so no list of millions is needed.
+All copies stand in a line, sorted by the file that they read and the byte offset in it, and this line is cut. So a rank
+reads few files, each in one stretch, and many ranks write a tensor whose shards are in many files. The position of a
+copy follows from the copy alone, so no list of millions is needed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Position = tuple[str, int]
 
 
 def position(job: Job, part: Copy | Band) -> Position:
-    """The position of a part of a tensor in the line; for a part of several shards, that of the first."""
+    """The position of a part of a tensor in the line; for a part of several shards, the first shard's position."""
     if isinstance(part, Copy):
         return str(original_of(part.source)), part.source_offset
     for shard in job.tensor.shards:
@@ -47,7 +47,7 @@ def position(job: Job, part: Copy | Band) -> Position:
 
 @dataclass(frozen=True)
 class Share:
-    """One rank's share of a plan: the stretch of the line from `first` to `end`; None for the line's own."""
+    """One rank's share of a plan: the stretch of the line from `first` to `end`; None for the line's start or end."""
 
     first: Position | None = None
     end: Position | None = None
@@ -124,7 +124,7 @@ class _Line:
 
 
 def _offset_at(offsets: Sequence[int], sizes: Sequence[int], target: int) -> int:
-    """The byte offset in a file after `target` of the bytes that are read."""
+    """The byte offset in a file before which `target` of its bytes are read."""
     for offset, nbytes in sorted(zip(offsets, sizes, strict=True)):
         if target < nbytes:
             return offset + target
@@ -136,7 +136,7 @@ def _offset_at(offsets: Sequence[int], sizes: Sequence[int], target: int) -> int
 
 
 def plan_digests(checkpoint: Checkpoint, layout: OutputLayout, texts: Mapping[Path, str | bytes]) -> dict[str, str]:
-    """SHA-256 of ckptools itself, of the source's files and of the plan, by name."""
+    """Version of ckptools, and SHA-256 of the state of the source's files and of the plan, by name."""
     files = ((str(f.path), f.status, f.nbytes, f.modified) for f in checkpoint.files)
     written = (*((str(path), size) for path, size in layout.files), *sorted((str(p), t) for p, t in texts.items()))
     return {

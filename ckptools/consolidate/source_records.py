@@ -1,7 +1,7 @@
-"""Comparison of source records with their stated checksums, before planning or from the bytes that are read anyway.
+"""Compare source records with their stated checksums, before planning or from the bytes that are copied anyway.
 
-Writing an output compares every record. A comparison before that costs a second reading of the source, and is made if
-damaged tensors are to be left out, or if nothing is to be written.
+Writing an output compares every record. A comparison before that reads the source twice. It is made only if damaged
+tensors may be left out or filled, or if nothing will be written.
 
 A record is read in pieces, by several threads and in any order; the CRC-32s of the pieces combine to that of the whole.
 Bytes that no copy needs, such as the padding after an uneven shard, are read for the checksum alone.
@@ -53,7 +53,7 @@ Right = Mapping[Path, Collection[int]]
 
 
 class Compared(NamedTuple):
-    """Records that match their stated CRC-32, their bytes, and records that do not, with the CRC-32 that they have."""
+    """Records that match their stated CRC-32, the sum of their bytes, and damaged records with their actual CRC-32."""
 
     right: Right
     nbytes: int
@@ -67,7 +67,7 @@ def compare(
     progress: Progress,
     planned: Callable[[int], None],
 ) -> Compared:
-    """Read every record of some tensors, given with their fqns, that states a CRC-32.
+    """Compare every record of some tensors, given with their fqns, that states a CRC-32.
 
     Raises:
         ReadError: a file cannot be read.
@@ -83,7 +83,7 @@ def compare(
 
 
 def count(jobs: Iterable[Job], right: Right) -> SourceChecksums:
-    """Count the records of some jobs that are right, and those without a checksum."""
+    """Count the records of some jobs that match their checksums, and the records without a checksum."""
     tensors = [job.tensor for job in jobs if job.tensor.kind != "meta"]
     found = records_of(tensors)
     return SourceChecksums(
@@ -94,7 +94,7 @@ def count(jobs: Iterable[Job], right: Right) -> SourceChecksums:
 def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> tuple[Tensor, Problem | None]:
     """Remove bytes in damaged records from a tensor; return it with the problem of the first such record, or None.
 
-    `damage` has the damaged records with the CRC-32 that they have.
+    `damage` has the damaged records with their actual CRC-32.
     """
     if not damage:
         return tensor, None
@@ -111,7 +111,7 @@ def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> t
 class CopiedBytes(NamedTuple):
     """Consecutive bytes of a tensor, by its number in the plan, with their CRC-32; 0 without checksums.
 
-    The `offset` of bytes that were read is that in their file; of written ones, from the tensor's first byte.
+    For bytes that were read, `offset` counts from the start of their file; for written bytes, from the tensor's first.
     """
 
     job: int
@@ -121,7 +121,7 @@ class CopiedBytes(NamedTuple):
 
     @property
     def end(self) -> int:
-        """One past the last."""
+        """The offset after the last byte."""
         return self.offset + self.nbytes
 
 
@@ -143,7 +143,7 @@ def key_of(record: Record) -> tuple[str, int]:
 
 
 class SourceRecords:
-    """The bytes read of every record that states a CRC-32, and those found `right` so far. Threads may share it."""
+    """The bytes read of every record that states a CRC-32, and the records found `right`. Threads may share it."""
 
     def __init__(self, files: OpenFiles, jobs: Sequence[Job]) -> None:
         self.files, self.jobs = files, jobs
@@ -152,7 +152,7 @@ class SourceRecords:
 
     @property
     def offsets(self) -> Right:
-        """Those that were found right, by file."""
+        """The offsets of the records that were found right, by file."""
         found: dict[Path, list[int]] = defaultdict(list)
         for record in self.right:
             found[record.path].append(record.offset)
@@ -219,7 +219,7 @@ def crcs_of(jobs: Sequence[Job], pieces: Iterable[CopiedBytes], checksums: bool)
     """The CRC-32 of every tensor from the pieces of it that were written; 0 without checksums.
 
     Raises:
-        CkptoolsError: some bytes were not written, or twice.
+        CkptoolsError: some bytes were not written, or were written twice.
     """
     found: list[list[CopiedBytes]] = [[] for _ in jobs]
     for piece in pieces:
@@ -234,29 +234,29 @@ def crcs_of(jobs: Sequence[Job], pieces: Iterable[CopiedBytes], checksums: bool)
     return crcs
 
 
-# -- regions that are missing or damaged, taken from another checkpoint of the same run; refused where it is of another
-# Files cannot prove that two checkpoints are of one run. What they state is compared, every difference is a refusal,
-# and what they do not state is said: it stays the user's word.
+# -- take missing or damaged regions from another checkpoint of the same run, and refuse a checkpoint of another run ---
+# Files cannot prove that two checkpoints are of one run. ckptools compares the facts that both state, and refuses if
+# any differs. A note lists the facts that they do not state: for these ckptools takes the user's word.
 
 
 RUN_NAMES = ("run_name", "run_id", "experiment_name", "wandb_id")
 """Keys whose values name a run. Source: Composer's state (`run_name`); names of trainers' own states."""
 
 MOST = 3
-"""Names in a refusal."""
+"""At most this many names are listed in a refusal."""
 
 ToWrite = Callable[[Checkpoint], Iterable[tuple[KeyPath, Tensor]]]
 
 
 @dataclass
 class Donor:
-    """Another checkpoint of the run.
+    """Another checkpoint of the run, from which missing regions are taken.
 
     Attributes:
-        tensors: those to write, by key path.
-        proven: what both checkpoints state alike.
-        unproven: what neither or only one of them states.
-        damage: its records whose checksums do not match.
+        tensors: its tensors that may be written, by key path.
+        proven: facts that both checkpoints state alike.
+        unproven: facts that only one checkpoint states, or neither.
+        damage: its records whose checksums do not match, with their actual CRC-32.
     """
 
     checkpoint: Checkpoint
@@ -267,11 +267,11 @@ class Donor:
 
     @property
     def origin(self) -> Origin:
-        """What it is called, its format, step and world size."""
+        """Its name, format, step and world size."""
         return origin_of(self.checkpoint)
 
     def fill(self, tensor: Tensor, source: KeyPath, gaps: Sequence[Box]) -> Tensor | None:
-        """The tensor with its `gaps` filled from the one at the same key path; None if that lacks any of them."""
+        """Fill the `gaps` of a tensor from the donor's tensor at the same key path; None if a gap remains."""
         other = self.tensors.get(source)
         if other is None:
             return None
@@ -281,19 +281,19 @@ class Donor:
         return made if parts and cover_problem(made, fqn_of(source)) is None else None
 
     def note(self) -> str:
-        """What was compared, and what could not be."""
+        """The note on facts that both checkpoints state alike, and on facts that could not be compared."""
         unproven = f"; NOT provable: {'; '.join(self.unproven)}" if self.unproven else ""
         return f"--fill-from {self.origin}: of the same run as far as files say: {'; '.join(self.proven)}{unproven}"
 
 
 def open_donor(checkpoint: Checkpoint, given: str | Path, to_write: ToWrite) -> Donor:
-    """Open another checkpoint with the options of the first, and refuse one that is not of the same run.
+    """Open another checkpoint with the options of the first, and refuse it if it is not of the same run.
 
     `to_write` yields the tensors of a checkpoint that are to be written, by key path.
 
     Raises:
-        RefusedError: it is of another run or architecture, or the same checkpoint.
-        ReadError: it cannot be opened.
+        RefusedError: the other checkpoint is of another run or architecture, or is the same checkpoint.
+        ReadError: the other checkpoint cannot be opened.
     """
     options = replace(checkpoint.options or Options(), files=(), only_this_file=False, ranks=None, said={})
     other = open_again(location(given), options)
@@ -317,7 +317,7 @@ def _real_files(checkpoint: Checkpoint) -> set[Path]:
 
 
 def _parts(gap: Box, other: Tensor) -> Iterator[Shard]:
-    """Parts of the other tensor's shards that hold a gap; of replicas each, so that they are compared."""
+    """Yield the parts of the other tensor's shards that lie in a gap; of every replica, so that these are compared."""
     for shard in other.found:
         common = gap.intersect(shard.box)
         if common is not None and shard.encoded is None:
@@ -328,7 +328,7 @@ def _parts(gap: Box, other: Tensor) -> Iterator[Shard]:
 
 
 def _facts_compared(one: Checkpoint, other: Checkpoint) -> tuple[list[str], list[str], list[str]]:
-    """Facts that two checkpoints of one run have in common: those that differ, that agree, and that are not known."""
+    """Compare the facts that two checkpoints of one run share: list the differing, the equal and the unknown facts."""
     differ, agree, unknown = list[str](), list[str](), ["that values of two saves fit together"]
     if one.format != other.format:
         differ.append(f"it is saved as {other.format}, the other as {one.format}")
@@ -363,7 +363,7 @@ def _tensors_that_differ(mine: Mapping[KeyPath, Tensor], theirs: Mapping[KeyPath
 
 
 def _unlike(fqn: str, mine: Tensor, theirs: Tensor) -> Iterator[str]:
-    """The first way in which two tensors of one name are declared or cut otherwise."""
+    """Yield the first difference between two tensors of one name: in shape, dtype and so on, or in their shards."""
     for what in ("shape", "dtype", "kind", "placements", "mesh"):
         found = getattr(theirs, what), getattr(mine, what)
         if found[0] != found[1]:
@@ -378,6 +378,6 @@ def _unlike(fqn: str, mine: Tensor, theirs: Tensor) -> Iterator[str]:
 
 
 def _run_names(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Return what a checkpoint calls its run, such as `run_name`, by the key in its tree."""
+    """The names that a checkpoint gives its run, by their keys in its tree, such as `run_name`."""
     leaves: Iterable[tuple[KeyPath, Any]] = walk(checkpoint.tree)
     return {str(path[-1]): leaf for path, leaf in leaves if path and path[-1] in RUN_NAMES and isinstance(leaf, str)}

@@ -1,8 +1,9 @@
 """An output in a bucket: its files are uploaded in bounded memory while they are written, and appear at the end.
 
-Each is an upload of many parts, which has no name in the store until it is completed. All files together are one
-stream of bytes (`files.in_order`): threads write tensors into it at offsets, and the uploads, one after the other, take
-them in order, with the bytes between them. An upload with all its parts waits until the others have theirs too.
+Each file is an upload of many parts, which has no name in the store until it is completed. All files together are one
+stream of bytes (`InOrder`): threads write tensors into it at their offsets. One upload after the other takes its bytes
+from the stream, in order, and adds the headers between tensors. An upload that has sent all its parts waits for the
+others before it is completed.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class _Target:
 class MultipartOutput:
     """Output files that appear in a store together; files not published by the end of a `with` block are removed.
 
-    A killed process may leave parts without a name, which the store keeps until the upload is aborted. Where the store
-    fails or refuses, methods raise a WriteError.
+    A killed process may leave parts without a name, which the store keeps until the upload is aborted. Methods raise a
+    WriteError if the store fails or refuses.
 
     Attributes:
         crcs: CRC-32 of the bytes sent for each job.
@@ -84,7 +85,7 @@ class MultipartOutput:
         _delete(there)
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
-        """Write bytes of a tensor, at an offset of all files together."""
+        """Write bytes of a tensor at an offset in the stream of all files."""
         try:
             self._bytes.write(offset, data)
         except StoppedError:
@@ -98,7 +99,7 @@ class MultipartOutput:
             event.set()
 
     def finish(self, crcs: Sequence[int]) -> None:
-        """Wait until the uploads have taken every byte, and compare them with the CRC-32 of each job as it was read."""
+        """Wait until the uploads have sent every byte; compare the CRC-32 of each tensor as it was read and as sent."""
         try:
             self._bytes.wait_for(self._nbytes)
         except StoppedError:
@@ -108,9 +109,9 @@ class MultipartOutput:
                 raise CkptoolsError(self._paths[job.file], f"{job.fqn}: other bytes were sent than were read")
 
     def publish(self, texts: Mapping[Path, str | bytes], earlier: Replaced | None) -> None:
-        """Let the files appear: the last one after the others, then small text files.
+        """Let the files appear: the last file after the others, then small text files.
 
-        They replace `earlier` files; nothing may be there if this is None.
+        They replace the `earlier` files. If this is None, no file may have any of the names.
         """
         index = [remote(path) for path in texts]
         if earlier is None:
@@ -119,7 +120,8 @@ class MultipartOutput:
                 if RemotePath(str(path)).exists():
                     raise WriteError(path, "has appeared meanwhile; nothing was written, --force overwrites it")
         else:
-            # Without it old and new files cannot pass for one output. Each path is looked for in a fresh listing.
+            # Without the index or metadata, old and new files cannot pass for one output. Each path is looked up in a
+            # fresh listing.
             metadata = self._paths[-1:] if self._layout.folder is not None else []
             _delete([path for path in (*map(remote, earlier.first), *metadata) if RemotePath(str(path)).exists()])
         for some in (slice(0, -1), slice(-1, None)):
@@ -165,13 +167,13 @@ class MultipartOutput:
             self._there.append(path)
         except StoppedError:
             pass
-        except BaseException as error:  # including those from obstore's Rust: waiting threads must be woken
+        except BaseException as error:  # also errors of obstore's Rust code: waiting threads must be woken
             if self._error is None:
                 self._error = _not_written(path, error)
             self.stop()
 
     def _pieces(self, number: int) -> Iterator[bytes]:
-        """The bytes of a file in order, until it may appear."""
+        """Yield the bytes of a file in order, then wait until the file may appear."""
         start, at, jobs = self._starts[number], 0, self._layout.jobs
         first, end = (bisect_left(jobs, file, key=lambda job: job.file) for file in (number, number + 1))
         framings: Iterator[tuple[int, Framing | int]] = ((one.offset, one) for one in self._layout.framing(number))

@@ -1,4 +1,4 @@
-"""Execution of a plan to its end: copy, check, and only then give the output its name."""
+"""Carry out a plan: copy, check, and only then give the output its name."""
 
 from __future__ import annotations
 
@@ -35,27 +35,28 @@ from ckptools.tensor_io.stream import Band, Copy, assemble
 # -- the journal of an unfinished output: lists the written regions, so that a second run continues from there ---------
 # Beside an output OUT, a folder `.OUT.resume` has the output's files under their own names, and
 #
-# - `plan.json`: SHA-256 of what the plan follows from (`shares.plan_digests`): ckptools, the source's files with their
-#   sizes and times, every tensor's place in the output. A run with another plan does not touch the folder.
-# - `journal-*.jsonl`, one for each process that has written: a line per tensor, or part of one, once its bytes are
-#   written: 8 hexadecimal digits, the CRC-32 of the rest of the line; a space; a JSON object: `job` (number of the
-#   tensor in the plan), `offset` (bytes from the tensor's first byte), `nbytes`, `crc` (CRC-32 of the bytes), `odd`
-#   (whether NaN or infinity was seen), `read`: what was read for it of source records that state a CRC-32, a list of
-#   path, byte offset of the record, byte offset, bytes, CRC-32.
+# - `plan.json`: digests of everything that determines the plan (`shares.plan_digests`): ckptools' version, the source's
+#   files with their sizes and times, every tensor's place in the output. A run with another plan does not touch the
+#   folder.
+# - `journal-*.jsonl`, a file for each process that has written. It gets a line for a tensor, or for a part of one, once
+#   the bytes are written: 8 hexadecimal digits, the CRC-32 of the rest of the line; a space; a JSON object: `job`
+#   (number of the tensor in the plan), `offset` (bytes from the tensor's first byte), `nbytes`, `crc` (CRC-32 of the
+#   bytes), `odd` (whether NaN or infinity was seen), `read` (the pieces that were read of source records with a CRC-32:
+#   lists of path, byte offset of the record, byte offset of the piece, its bytes, its CRC-32).
 #
-# A line that is torn, or not what its own CRC-32 says, is passed over. Nothing else is believed either: the bytes that
-# a line is about are read from the output again, and count as written only if they have the CRC-32 that it states.
+# A run ignores a line that is torn or that does not match its own CRC-32. It does not trust the other lines either: it
+# reads their bytes from the output again, and counts them as written only if they have the CRC-32 that the line states.
 
 
 PLAN = "plan.json"
 SCHEMA = "ckptools/resume/1"
 
 ReadPiece = tuple[str, int, int, int, int]
-"""Path of a source file, byte offset of a record in it, and of what was read of that: byte offset, bytes, CRC-32."""
+"""A piece of a source record: path of the file, byte offset of the record; byte offset, bytes, CRC-32 of the piece."""
 
 
 class JournalLine(NamedTuple):
-    """A line of a journal: a written region, and the findings on its bytes."""
+    """A line of a journal: a written region, whether it has NaN or infinity, and the source pieces read for it."""
 
     region: CopiedBytes
     odd: bool = False
@@ -70,7 +71,7 @@ class JournalLine(NamedTuple):
 
     @classmethod
     def of_line(cls, line: bytes) -> JournalLine | None:
-        """Parse a line; None for one that is incomplete or damaged."""
+        """Parse a line; None if it is incomplete or damaged."""
         if len(line) < 10 or line[:9] != b"%08x " % crc32(line[9:].rstrip(b"\n")) or not line.endswith(b"\n"):
             return None
         fields = json.loads(line[9:])
@@ -79,13 +80,13 @@ class JournalLine(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """The folder with the files kept of an unfinished run, and the digests of its plan."""
+    """The folder that keeps the files of an unfinished run, and the digests of its plan."""
 
     folder: Path
     digests: Mapping[str, str]
 
     def begin(self) -> None:
-        """Make the folder, or use the existing one."""
+        """Make the folder, or use an existing one if it is of the same plan."""
         plan = self.folder / PLAN
         try:
             self.folder.mkdir(exist_ok=True)
@@ -103,7 +104,7 @@ class Kept(NamedTuple):
             raise RefusedError(self.folder, f"is of a run with {what}; remove it, and everything is written anew")
 
     def entries(self) -> list[JournalLine]:
-        """The plausible lines of all journals: in order, and no byte twice."""
+        """The undamaged lines of all journals, in order; a line that overlaps an earlier one is dropped."""
         found: list[JournalLine] = []
         for path in sorted(self.folder.glob("journal-*.jsonl")):
             with path.open("rb") as file:
@@ -117,7 +118,7 @@ class Kept(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the disk already."""
+        """Bytes that the kept files take on the disk."""
         files = [path for path in self.folder.rglob("*") if path.is_file()] if self.folder.is_dir() else []
         return sum(path.stat().st_blocks * 512 for path in files)
 
@@ -139,7 +140,7 @@ class Journal:
             raise WriteError(self._path, f"cannot be created: {(error.strerror or '').lower()}") from error
 
     def note(self, regions: Iterable[CopiedBytes], odd: bool, read: Iterable[tuple[Record, CopiedBytes]]) -> None:
-        """Add regions whose bytes are written, with what was read of source records for them."""
+        """Add regions whose bytes are written, with the pieces of source records that were read for them."""
         of_record: dict[Record, dict[int, CopiedBytes]] = {}
         for record, piece in read:
             of_record.setdefault(record, {})[piece.offset] = piece
@@ -161,10 +162,10 @@ class Journal:
 
 
 class Done:
-    """Regions that an earlier run has written, read again and verified.
+    """Regions that an earlier run has written, and that this run has read again and verified.
 
     Attributes:
-        entries: in order; no byte is in two of them.
+        entries: the lines of the journals for these regions, in order; no byte is in two of them.
     """
 
     def __init__(self, entries: Sequence[JournalLine] = ()) -> None:
@@ -184,7 +185,7 @@ class Done:
         return {jobs[entry.region.job].fqn for entry in self.entries if entry.odd}
 
     def missing(self, job: int, part: Copy | Band) -> Iterator[Copy | Band]:
-        """The rest of a part of a tensor that is not written yet."""
+        """Yield the pieces of a part of a tensor that are not written yet."""
         regions, at, end = self._by_job.get(job, []), part.offset, part.offset + part.nbytes
         number = max(0, bisect_right(regions, at, key=lambda region: region.offset) - 1)
         if not regions or isinstance(part, Band):
@@ -199,7 +200,7 @@ class Done:
 
 
 def take_done(kept: Kept | None, jobs: Sequence[Job], targets: Sequence[int], threads: int) -> Done:
-    """The regions that an earlier run has written, each read again."""
+    """Read again the regions that an earlier run says it has written; return the regions that are right."""
     if kept is None:
         return Done()
     entries = current().gather(kept.entries() if current().rank == 0 else [])[0]
@@ -221,28 +222,28 @@ def _is_written(jobs: Sequence[Job], targets: Sequence[int], entry: JournalLine)
 
 
 # -- execution of a plan: a few threads copy bytes from file to file, in constant memory, and compute checksums --------
-# If a checksum is needed, because the source states one to compare or the output has one (`.pt`), bytes pass through
-# one small buffer per thread and are searched for NaN and infinity. Otherwise the kernel copies between the files if it
-# can, and the bytes never enter this process.
+# If a checksum is needed, for a comparison with the source's or because the output states it (`.pt`), bytes pass
+# through a small buffer of each thread and are searched for NaN and infinity. Otherwise the kernel copies between the
+# files if it can, and the bytes never enter this process.
 
 
 KERNEL_CHUNK = 64 << 20
 
 
 class Stopped(CkptoolsError):  # noqa: N818 - it is a request, no error
-    """Another thread failed or the user interrupted, so that this one stops."""
+    """Another thread failed or the user interrupted, so that this thread stops."""
 
     def __init__(self) -> None:
         super().__init__(None, "stopped")
 
 
 class Executor:
-    """Run the jobs of a plan into open output files, the targets.
+    """Copy the tensors of a plan, its jobs, into open output files, the targets.
 
     Attributes:
         checksums: whether the CRC-32 of every tensor is wanted.
         records: collects the bytes read of source records to compare their checksums; None for no comparison.
-        share: what this rank writes.
+        share: the part of the plan that this rank writes.
         done: regions that an earlier run has written, which are not written again.
         journal: lists the written regions; None for no journal.
         odd: fqns of tensors with NaN or infinity in the output; tensors with filled holes are not searched.
@@ -275,7 +276,7 @@ class Executor:
                 target.stop()
 
     def run(self, threads: int) -> list[CopiedBytes]:
-        """Run every job, or this rank's share of each; return what was written, with CRC-32 if wanted."""
+        """Copy this rank's share of every tensor; return the regions that were written, with CRC-32 if wanted."""
         numbers = range(len(self.jobs))
         written = fetched_in_threads(self._job, numbers, threads, self._reads, self._give_up)
         return [piece for pieces in written for piece in pieces]
@@ -332,7 +333,7 @@ class Executor:
                 except OSError as error:
                     if error.errno in _NO_SPACE:
                         raise WriteError(None, f"{job.fqn}: {_reason(error)}") from error
-                    break  # another file system, or one that cannot: copy through memory
+                    break  # The kernel cannot copy between these file systems: copy through memory.
                 if moved == 0:
                     raise ReadError(copy.source, f"became shorter while {job.fqn} was read")
                 done += moved
@@ -384,7 +385,7 @@ class Executor:
 
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of the output's disk alone; EIO may come from either file, so one is read and the other written to see."""
+"""Errors that only the output's disk can cause. EIO may come from either file; a copy through memory shows which."""
 
 
 def _reason(error: OSError) -> str:
@@ -397,8 +398,8 @@ def _reason(error: OSError) -> str:
 class DiskOutput:
     """The files of an output on a disk, under temporary names: rank 0 makes them, all ranks write into them.
 
-    They are open until the `stack` ends; then rank 0 removes the files that did not get their names, unless they are
-    kept.
+    The files are open until the `stack` ends. Rank 0 then removes those that did not get their names, unless they are
+    kept for a next run.
 
     Attributes:
         descriptors: the open files.
@@ -432,7 +433,7 @@ class DiskOutput:
 
     @property
     def targets(self) -> Sequence[Target]:
-        """The targets of writing."""
+        """The files that the executor writes into."""
         return self.descriptors
 
     def finish(self, crcs: Sequence[int]) -> None:
@@ -453,7 +454,7 @@ class DiskOutput:
         return compare(self._layout, self.descriptors, self.paths, files, threads, progress)
 
     def publish(self, texts: Mapping[Path, str | bytes], earlier: Replaced | None) -> None:
-        """Give the files their names, then small text files; remove the `earlier` files that they replace."""
+        """Give the data files their names, then the small text files; remove the `earlier` files that they replace."""
         if self._partial is not None:
             for path, text in texts.items():
                 self._partial.add_text(path, text)
@@ -461,7 +462,7 @@ class DiskOutput:
 
 
 class WriteFindings(NamedTuple):
-    """Findings while an output was written.
+    """Findings on the source and the output while the output was written.
 
     Attributes:
         right: source records that match their stated CRC-32, by file; None if they were not compared.

@@ -1,6 +1,6 @@
-"""What is read of a written output: a comparison with the shards, and SHA-256 for a manifest.
+"""Read a written output again: compare it with the shards, and compute SHA-256 for a manifest.
 
-On a disk both precede the output's name, and the format's own library reads it for the comparison. A manifest lists
+On a disk this is before the output gets its name, and the format's own library reads it to compare. A manifest lists
 every tensor and every file as JSON beside the output; `verify --manifest` compares.
 """
 
@@ -22,7 +22,7 @@ from ckptools.tensor_io.stream import MANIFEST_SCHEMA, digest_of, tensor_bytes
 from ckptools.text import plural
 
 AT_ONCE = 512 << 20
-"""The output is reopened after this many bytes of tensors, since mapped bytes stay in memory until then."""
+"""After this many bytes of tensors the output is closed and opened again: until then mapped bytes stay in memory."""
 
 
 def compare(
@@ -39,7 +39,7 @@ def compare(
     current paths.
 
     Raises:
-        WriteError: the library cannot read it, or a tensor differs.
+        WriteError: the library cannot read the output, or a tensor differs.
         ReadError: a source can no longer be read.
     """
     for target in targets:
@@ -66,7 +66,7 @@ def compare(
 
 
 def _some(tensors: Sequence[ReadTensor]) -> Sequence[ReadTensor]:
-    """The first tensors, as many as are compared before the output is reopened."""
+    """The first tensors, of about `AT_ONCE` bytes, that are compared before the output is opened again."""
     nbytes = 0
     for count, tensor in enumerate(tensors):
         nbytes += tensor.tensor.nbytes
@@ -144,7 +144,7 @@ def _compare_tensor(
 
 def manifest_json(layout: OutputLayout, targets: Sequence[int], threads: int) -> str:
     """Make the manifest of an output whose files are written and open."""
-    by_name = grouped(layout.jobs, lambda job: job.fqn)  # a DCP has one for every few rows of a tensor
+    by_name = grouped(layout.jobs, lambda job: job.fqn)  # a DCP has a job for every few rows of a tensor
     rows = partial(_tensor_row, targets)
     digests = dict(in_ranks(rows, list(by_name.values()), threads, lambda jobs: sum(job.nbytes for job in jobs)))
     digests |= {name: digests[first] for name, first in layout.tied.items() if first in digests}

@@ -1,4 +1,4 @@
-"""Output formats: one module each, which is imported when it writes, and the visible tuple that lists them."""
+"""The output formats: a module for each, imported only when it writes, and the tuple that lists them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from ckptools.consolidate.writers.layout import OutputContents, OutputLayout, WriteOptions
 
 LayOut = Callable[[OutputContents, Path, WriteOptions], OutputLayout]
-"""Plans an output; raises RefusedError where the format cannot hold it."""
+"""Plans an output; raises RefusedError if the format cannot hold it."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Writer:
         lay_out: imports its module, and plans the output.
         ONLY: the default part to write: `model`, `optimizer` or `all`.
         FILE: name of the output in a folder given by the caller; empty if the output is a folder itself.
-        BY_NAME: whether it takes optimizer state by name if the source has numbers.
+        BY_NAME: whether it writes optimizer state by name even if the source has numbers.
     """
 
     NAME: str

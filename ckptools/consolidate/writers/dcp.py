@@ -72,7 +72,7 @@ NEEDS_NAMES = "torch's set_optimizer_state_dict takes names only; dcp.load takes
 class Leaf:
     """One value of the flattened tree: a tensor, or a value without one.
 
-    `source` is its key path in the selection's tree, `path` that in the state dict of the output.
+    `source` is its key path in the selection's tree, `path` its key path in the state dict of the output.
     """
 
     source: KeyPath
@@ -84,7 +84,7 @@ class Leaf:
 class _Move:
     """A section, at a key path of the selection's tree, that moves to the key `top` of the output.
 
-    `naming` is that of an optimizer's parameters; `unwrap` removes the names of wrappers from an fqn.
+    `naming` has the names of an optimizer's parameters; `unwrap` removes the names of wrappers from an fqn.
     """
 
     section: Section
@@ -119,7 +119,7 @@ class _Move:
 
 @dataclass(frozen=True)
 class Arranged:
-    """A tree, arranged for loading, with notes on changes to values, and the sections that move to top-level keys."""
+    """A tree arranged for loading, notes on changes to its values, and the sections that move to top-level keys."""
 
     leaves: Sequence[Leaf]
     notes: Sequence[str]
@@ -151,7 +151,7 @@ def arrange(selection: OutputContents, out: Path) -> Arranged:
 
 
 class _Flattening:
-    """Flatten a tree by the planner's rules. Every sequence on the path to a section `entered` is flattened too."""
+    """Flatten a tree by the planner's rules; a sequence on the path to a section, `entered`, is flattened too."""
 
     def __init__(self, entered: Iterable[KeyPath]) -> None:
         self.entered = list(entered)
@@ -159,7 +159,7 @@ class _Flattening:
         self._odd: list[KeyPath] = []
 
     def leaves(self, node: Any, at: KeyPath, path: ObjectPath) -> Iterator[Leaf]:
-        """Yield the single values."""
+        """Yield the leaves below a node."""
         if isinstance(node, dict):
             self._empty += [] if node else [at]
             self._odd += [(*at, key) for key in node if not isinstance(key, str)]
@@ -382,7 +382,7 @@ class _Item:
 
     Attributes:
         leaf: the whole value, with its path in the state dict.
-        number: number of the item among those of the value.
+        number: number of the item among the items of the value.
         box: the rows; None for a plain value.
         value: the tensor of these rows, or the plain value.
         dtype: of the tensor in the output; empty for a plain value.
@@ -410,7 +410,7 @@ def _items(leaf: Leaf, selection: OutputContents, options: WriteOptions) -> Iter
         yield _Item(leaf, 0, None, leaf.value, "", Packed(leaf.value, leaf.source, selection, options))
         return
     dtype = output_dtype(leaf.source, leaf.value, selection, options.dtype)
-    # An item is what torch saves of a state dict: no parameter, and nothing of autograd.
+    # A state dict of torch holds plain tensors: no parameters, and nothing of autograd.
     plain = replace(leaf.value, parameter=False, requires_grad=False)
     for number, (box, rows) in enumerate(_cut(plain, ITEMSIZE[dtype])):
         yield _Item(leaf, number, box, rows, dtype, Packed(rows, leaf.source, selection, options))

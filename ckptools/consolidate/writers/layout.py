@@ -33,7 +33,7 @@ CrcOf = Callable[[int], int]
 
 
 class FromReplicas(NamedTuple):
-    """Ranks whose files are lost or damaged, and the ranks whose files together hold all that those had."""
+    """Ranks whose files are lost or damaged, and the ranks whose files together hold the same values."""
 
     lost: tuple[int, ...]
     by: tuple[int, ...]
@@ -41,7 +41,7 @@ class FromReplicas(NamedTuple):
 
 @dataclass
 class OutputContents:
-    """The contents of an output.
+    """The tree to write, and everything that was noted while it was chosen.
 
     Attributes:
         tree: the subtree to write; its tensors have exactly one shard per region.
@@ -54,12 +54,12 @@ class OutputContents:
         part: the requested part: `model`, `optimizer`, `all` or a glob.
         lost: key paths that are left out because the source has lost them.
         carried: tensors with values that were filled in when the source was written, by key path.
-        passed_over: errors of the source about parts to write that leave neither a gap nor a name.
-        unsure: warnings that the source may have held more, which would be in no tensor here.
+        passed_over: errors of the source about parts to write for which there is neither a gap nor a left-out name.
+        unsure: warnings that the source may have held more values than its tensors show.
         borrowed: tensors with regions of another checkpoint of the run by key path, with these regions.
-        borrowed_from: that checkpoint in words.
-        from_replicas: the ranks with lost files that replicas make up for; None without such.
-        like: the Hugging Face model that the output is to be like; None without one.
+        borrowed_from: name, step and ranks of that checkpoint.
+        from_replicas: the ranks whose lost files are replaced by replicas on other ranks; None if no file is lost.
+        like: the Hugging Face model that the output shall be like; None if the user named no model.
     """
 
     tree: Any
@@ -107,7 +107,7 @@ class Job:
 class Framing:
     """Bytes at an offset of an output file outside of tensors: headers, pickle, directory.
 
-    `data` makes them from the CRC-32s of the jobs; in a streamed output, of the jobs before them.
+    `data` makes them from the CRC-32s of the jobs; in a streamed output, only of the jobs before these bytes.
     """
 
     offset: int
@@ -143,9 +143,9 @@ class OutputLayout:
     Attributes:
         files: path and size in bytes of every file with tensors, in the order in which they get their names.
         jobs: every tensor, with its place, in the order of files and of offsets in them.
-        framing: the bytes of a file, by its number, outside of tensors, in order; with the jobs they are all bytes.
+        framing: maps the number of a file to its bytes outside of tensors, in order; jobs write all other bytes.
         read_back: opens the finished output with the format's own library.
-        texts: small files beside them, by path, which get their names last.
+        texts: small files beside these files, by path, which get their names last.
         checksums: whether `framing` needs the CRC-32 of every tensor.
         needs: names in the output that `torch.load(weights_only=True)` does not accept.
         tied: names of model tensors that share the bytes of an earlier one, with its name.
@@ -215,7 +215,7 @@ def identity(tensor: Tensor) -> Any:
 def output_dtype(path: KeyPath, tensor: Tensor, selection: OutputContents, dtype: str | None) -> str:
     """The output dtype of a tensor: `dtype` for the floating-point tensors of a model, else its own.
 
-    Without `dtype` it is that of the model that the output is to be like.
+    Without `dtype`, such a tensor takes the dtype that the model to be like has for it.
     """
     like = selection.like.shapes.tensors.get(fqn_of(path)) if selection.like else None
     wanted = dtype or (like.dtype if like else "")
@@ -233,7 +233,7 @@ def files_of(sizes: Sequence[int], limit: int | None) -> list[range]:
     limit = sum(sizes) if limit is None else limit
     ends = [0, *accumulate(sizes)]
     count = len(sizes)
-    # The least number of files for the items from each one on, found by filling one file after the other.
+    # The least number of files for the items from each index on, found by filling one file after the other.
     needed = [0] * (count + 1)
     stop = count
     for begin in reversed(range(count)):

@@ -23,7 +23,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Size, TorchName
 from ckptools.text import KeyPath, clip, fqn_of, plural
 
-# -- conversion of a tree for plain `torch.load(path)`: values that it does not accept become the nearest that it does
+# -- convert a tree for plain `torch.load(path)`: a value that it does not accept becomes the nearest accepted value ---
 # From torch 2.6 on, torch.load accepts only types on its own list: tensors, torch's small types, numbers, text, dicts
 # and the like, nothing of numpy or datetime. `Loadable.note` names every conversion.
 #
@@ -54,7 +54,7 @@ TEXT = re.compile(r"[US]\d{1,9}")
 
 
 class Loadable:
-    """Copy a tree into one that plain torch.load accepts; key paths in `left_out` are left out, for a reason."""
+    """Copy a tree into one that plain torch.load accepts; `left_out` has the key paths left out, with the reason."""
 
     def __init__(self) -> None:
         self.left_out: dict[KeyPath, str] = {}
@@ -173,7 +173,7 @@ class BytesTensor:
 
 
 def _torch_value(array: NumpyArray) -> BytesTensor | list[Any] | None:
-    """Convert an array of numbers to a tensor or one of text to a nested list; None for other dtypes."""
+    """Convert an array of numbers to a tensor, or an array of text to a nested list; None for other dtypes."""
     letters = array.dtype.lstrip("<>|=")
     if letters in TORCH_DTYPE:
         return BytesTensor(TORCH_DTYPE[letters], array.shape, _little_endian(array))
@@ -183,13 +183,13 @@ def _torch_value(array: NumpyArray) -> BytesTensor | list[Any] | None:
 
 
 def _python_value(scalar: NumpyScalar) -> Any:
-    """Convert a scalar to Python's own number or text; None if there is none."""
+    """Convert a scalar to a number or text of Python; None if Python has no equivalent."""
     array = NumpyArray(scalar.dtype, (1,), False, scalar.data)
     if scalar.dtype.lstrip("<>|=") in TORCH_DTYPE:
         try:
             return _made(array).tolist()[0]
         except ValueError:
-            return None  # not as many bytes as the dtype has
+            return None  # The data has not as many bytes as the dtype.
     listed = _torch_value(array)
     return listed[0] if isinstance(listed, list) else None
 
@@ -402,12 +402,12 @@ class Emitter:
 
 
 def _calls(module: str, name: str, args: Callable[[Any], Iterable[Any]]) -> Callable[[Emitter, Any], None]:
-    """The way to write a value as the call of a function with these arguments."""
+    """A function that writes a value as the call of `module.name` with the arguments that `args` makes of the value."""
     return lambda emitter, value: emitter._call(module, name, *args(value))
 
 
 def _numpy_spelling(dtype: str) -> Any:
-    """The argument of `numpy.dtype`: a text, or of a dtype with fields the dict or pair that its text spells."""
+    """The argument of `numpy.dtype`: a text or, for a dtype with fields, the dict or pair that its text spells."""
     if dtype[:1] not in ("{", "("):
         return dtype
     made = literal_eval(dtype)
@@ -449,6 +449,6 @@ _WRITERS: tuple[tuple[type, Callable[[Emitter, Any], None]], ...] = (
     (Call, lambda emitter, v: emitter._call(v.module, v.name, *v.args)),
     (NumpyArray, Emitter._numpy_array),
     (NumpyScalar, _calls("numpy._core.multiarray", "scalar", lambda v: (NumpyDtype(v.dtype), v.data))),
-    # Without a state: that of texts and times has sizes and units, which numpy uses unchecked.
+    # Without a state: the state of texts and times has sizes and units, which numpy uses unchecked.
     (NumpyDtype, _calls("numpy", "dtype", lambda v: (_numpy_spelling(v.dtype), False, True))),
 )

@@ -37,7 +37,7 @@ from ckptools.text import KeyPath, fqn_of
 # -- writer of torch.save's zip container: a place for every zip entry, and the bytes around the tensors ---------------
 # Members are stored uncompressed and begin at multiples of 64 bytes, padded through the local header's extra field (tag
 # `FB`), as torch's own writer does; sizes and CRC-32s are in both headers, so no data descriptor is needed. In a
-# streamed archive a tensor has one after it, as in all of torch's own: its CRC-32 is known only then.
+# streamed archive a data descriptor follows each tensor, as in torch's own archives: only then is its CRC-32 known.
 # Source: caffe2/serialize/inline_container.cc; zip64 by APPNOTE.TXT 4.5.3.
 
 
@@ -61,8 +61,8 @@ Storage = int | bytes
 class ArchiveEntry:
     """A zip entry: its name, the offsets of its header and payload, and its bytes.
 
-    `data` is None for a tensor, whose bytes are copied and whose CRC-32 is known only then; it is the tensor with the
-    number `copied`. `described` is the size of the data descriptor after the payload; 0 for none.
+    `data` is None for a tensor: its bytes are copied, and its CRC-32 is known only after that. `copied` is its number
+    among the tensors. `described` is the size of the data descriptor after the payload; 0 without a descriptor.
     """
 
     name: bytes
@@ -97,7 +97,7 @@ class Archive:
 
         If it is `streamed`, no byte depends on later ones.
         """
-        # The items of a DCP are many and alike.
+        # A DCP has many items with equal archives.
         plan = _planned if len(pickle) < SMALL and not beside else _planned.__wrapped__
         return plan(pickle, tuple(storages), streamed, tuple(beside))
 
@@ -239,7 +239,7 @@ class Packed:
         stored: fqn, tensor and dtype of every storage that is copied, in order.
         tied: key paths of tensors that share the storage of an earlier one, with its fqn.
         needs: names in the pickle that `torch.load(weights_only=True)` does not accept.
-        made_of: source and output dtype of each tensor of the tree, by its key path.
+        made_of: the source's tensor and the output dtype of each tensor of the tree, by its key path.
     """
 
     def __init__(

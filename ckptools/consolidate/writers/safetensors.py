@@ -89,7 +89,7 @@ def _read_back(jobs: Sequence[Job], paths: Sequence[Path]) -> Iterator[ReadBack]
 
 
 def _entries(selection: OutputContents, out: Path, options: WriteOptions) -> tuple[list[Job], dict[str, str]]:
-    """The tensors of the output, which have no place yet, and the names of tied weights with the first one's."""
+    """The tensors of the output, not placed in files yet, and the names of tied weights, each with its first name."""
     seen: dict[object, str] = {}
     entries: dict[str, Job] = {}
     tied: dict[str, str] = {}
@@ -114,7 +114,7 @@ def _entries(selection: OutputContents, out: Path, options: WriteOptions) -> tup
 def _groups(entries: list[Job], limit: int | None, as_there: Mapping[str, str]) -> list[list[Job]]:
     """The tensors of each file: in name order, with at most `limit` bytes, of nearly equal size.
 
-    Where another model's files are followed (`as_there`, by name), each tensor is in the file of that number.
+    If the output shall have the files of another model (`as_there`, file by name), they hold the same tensors as there.
     """
     if as_there:
         named = sorted(set(as_there.values()))
