@@ -1,4 +1,4 @@
-"""Make a distributed checkpoint by really training: DDP, FSDP1 or FSDP2 with gloo on the CPU.
+"""Make a distributed checkpoint by a real training with torch: DDP, FSDP, tensor, pipeline or expert parallel.
 
     from ckptools.training import CreateOptions, create
     created = create(CreateOptions(out=Path("run"), strategy="fsdp1", world_size=4))
@@ -14,7 +14,7 @@ from ckptools.training.output import Created
 
 
 def create(options: CreateOptions, verbose: bool = False) -> Created:
-    """Train, save, and damage what was saved where `options.damage` says so; see `ckptools.training.launch.create`."""
+    """Train, save a checkpoint, and damage it if `options.damage` says so; see `ckptools.training.launch.create`."""
     from ckptools.training import launch
 
     return launch.create(options, verbose)

@@ -1,7 +1,7 @@
-"""Backends and devices: what this machine has, what a run takes of it, and why not the others.
+"""Backends and devices: which of them this machine has, which of them a run takes, and why not the others.
 
 A backend carries the collectives between the ranks: gloo works everywhere, NCCL between GPUs only and with one rank per
-GPU. Each rank takes the GPU of its local rank, its number on its own node. Free of torch until it asks.
+GPU. Each rank takes the GPU of its local rank, its number on its own node. Importing this module does not import torch.
 
 Source: torch.distributed's table of backends, and NCCL's "Duplicate GPU detected".
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Hardware:
-    """The hardware of a machine, and what torch was built with; `gpus` are those that are visible."""
+    """The number of visible GPUs of a machine, and the backends that its torch was built with."""
 
     torch_version: str
     gpus: int = 0
@@ -38,8 +38,8 @@ class Chosen:
     """The backend and device that a run takes.
 
     Attributes:
-        gpus: visible on this node; 0 for a run on the CPU.
-        remark: one line on what was not taken and why, where that may surprise; else empty.
+        gpus: number of visible GPUs on this node; 0 for a run on the CPU.
+        remark: one line on why NCCL was not taken, if that may surprise; else empty.
     """
 
     backend: str
@@ -54,14 +54,14 @@ class Chosen:
 
     @property
     def device_in_words(self) -> str:
-        """`CPU`, `1 GPU shared`, `GPU by local rank`."""
+        """The device in words: `CPU`, `1 GPU shared`, `GPU by local rank`."""
         if self.device == "cpu":
             return "CPU"
         return f"{self.gpus} GPU shared" if self.gpus == 1 and self.backend != "nccl" else "GPU by local rank"
 
 
 def of_this_machine() -> Hardware:
-    """Ask torch, which this imports, what is here."""
+    """Ask torch for the hardware of this machine; imports torch."""
     import torch
     import torch.distributed as dist
 
@@ -82,10 +82,10 @@ def absence(backend: str, machine: Hardware) -> str:
 
 
 def choose(options: BackendOptions, local_world_size: int, machine: Hardware) -> Chosen:
-    """Choose for the ranks of one node.
+    """Choose backend and device for the ranks of one node.
 
     Raises:
-        UsageError: what was asked for is not to be had here.
+        UsageError: this machine does not have the backend or device that the options name.
     """
     if why_not := absence(options.backend, machine):
         raise UsageError(None, f"--backend {options.backend}: {why_not}; ckptools create --backends lists what is here")
@@ -105,13 +105,13 @@ def choose(options: BackendOptions, local_world_size: int, machine: Hardware) ->
 
 
 def chosen_here(options: BackendOptions, local_world_size: int | None = None) -> Chosen:
-    """Choose on this machine; a launcher has set how many ranks a node has where that is not given."""
+    """Choose backend and device on this machine; without `local_world_size`, the launcher's variables state it."""
     count = local_world_size or os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or 1
     return choose(options, int(count), of_this_machine())
 
 
 def check_here(options: CreateOptions, world_size: int, nproc: int) -> None:
-    """Refuse what cannot be run here: on so many ranks, with this torch, on this machine, into the folder; asks torch.
+    """Refuse options that do not fit so many ranks, this torch, this machine or the output folder; imports torch.
 
     Raises:
         UsageError: as `check_world_size`, `check_torch` and `choose`.
@@ -120,7 +120,7 @@ def check_here(options: CreateOptions, world_size: int, nproc: int) -> None:
     check_world_size(options, world_size)
     check_torch(options)
     chosen_here(options.hardware, nproc)
-    # Checkpoints that a run has saved before it was started again, or that it goes on from, are not in its way.
+    # Checkpoints that this run has saved before a restart, or that it resumes from, are no reason to refuse.
     if not (restarts() or (options.several and options.resuming.goes_on_in(options.out))):
         output.refuse_existing(options.out, options.force)
 
@@ -147,7 +147,7 @@ def rows(machine: Hardware) -> list[tuple[str, str, str]]:
 
 
 def default_in_words(machine: Hardware) -> str:
-    """Describe the default of a run: `with nothing said: gloo, CPU`."""
+    """Describe the default backend and device of a run: `with nothing said: gloo, CPU`."""
     chosen = choose(BackendOptions(), 1, machine)
     said = f"with nothing said: {chosen.backend}, {chosen.device_in_words}"
     return f"{said}; gloo when a node has more ranks than its {machine.gpus}" if chosen.gpus else said

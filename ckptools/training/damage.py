@@ -1,7 +1,8 @@
 """Damage on purpose: `--break truncate:2,bitflip:1,swap:0-3` on a checkpoint that was just saved.
 
-A number is that of the rank whose file it is, or, where no file is a rank's, of the file, from 0 on. What shows the
-damage is not looked up anywhere: the result is verified, and what `verify` says of the rank or the file is reported.
+A number is a rank, whose files are damaged; if no file belongs to a rank, it is the number of a file, from 0 on. No
+table says which problems show a damage: the damaged checkpoint is verified, and the problems that `verify` finds in the
+rank or the file are reported.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ckptools.text import few, fqn_of
 from ckptools.training.options import CreateOptions
 
 # -- kinds of damage: one function for each, and the table `KINDS` that names them -------------------------------------
-# The functions know files and bytes, and no layout: `apply` asks ckptools what lies where.
+# The functions know files and bytes, but no layout: `apply` asks ckptools where each tensor lies.
 
 
 # One NaN of each dtype that the strategies save, little-endian.
@@ -55,7 +56,7 @@ class Asked:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """One rank or both."""
+        """The rank, or both ranks."""
         return (self.rank,) if self.other is None else (self.rank, self.other)
 
     def __str__(self) -> str:
@@ -67,10 +68,10 @@ class Broken:
     """A damage that was done, and the problems that show it.
 
     Attributes:
-        files: their names.
-        what: what was done to them, in words.
-        shown: codes of what `verify` finds in them, such as `CK004`.
-        refused: the error with which `verify` ends, where it cannot even open what is left; else empty.
+        files: names of the damaged files.
+        what: the damage in words.
+        shown: codes of the problems that `verify` finds in these files, such as `CK004`.
+        refused: the error with which `verify` ends if it cannot open the damaged checkpoint; else empty.
     """
 
     asked: Asked
@@ -89,13 +90,13 @@ class Broken:
 
 @dataclass(frozen=True)
 class Target:
-    """The target of one damage.
+    """The files of one damage, and the shards in them.
 
     Attributes:
-        files: of the rank.
-        others: the other side, as `Kind.others` says; as many, in the same order.
-        shards: fqn and shard of what can be damaged in `files`, where bytes of a tensor are.
-        chance: draws the place.
+        files: the files of the rank.
+        others: the files on the other side, as `Kind.others` says: equally many, in the same order.
+        shards: fqn and shard of everything in `files` that can be damaged, if the kind damages a tensor; else empty.
+        chance: draws the place of the damage.
     """
 
     files: tuple[Path, ...]
@@ -109,10 +110,10 @@ class Kind:
     """One kind of damage.
 
     Attributes:
-        do: does it; returns what was done, in words.
-        part: what of a rank is damaged: all its `files`, the first `file`, or a `tensor` in that.
-        others: the files on its other side, if it has one: of the `second rank`, of the same rank in an `older run`
-            or `another run`, or new ones, called as those of the `next rank` behind the last.
+        do: does the damage; returns it in words.
+        part: the damaged part of a rank: all its `files`, the first `file`, or a `tensor` in the first file.
+        others: the files on the other side, if the kind has one: the files of the `second rank`, the files of the same
+            rank in an `older run` or `another run`, or new files, named as those of a `next rank` after the last.
     """
 
     do: Callable[[Target], str]
@@ -121,7 +122,7 @@ class Kind:
 
 
 def put_nan(target: Target) -> str:
-    """Put NaN into one element, with a checksum that is right: as a diverged run saves it."""
+    """Put NaN into one element and correct the checksum, as if a diverged run had saved it."""
     fqn, shard, source = _draw(target)
     width = len(NAN[source.dtype])
     element = target.chance.randrange(prod(source.shape))
@@ -142,7 +143,7 @@ def flip_bit(target: Target) -> str:
 
 
 def take(whose: str, target: Target) -> str:
-    """Put in the same rank's files of another run."""
+    """Replace the rank's files by the same rank's files of another run."""
     _copy(target.others, target.files)
     return f"replaced by the same rank's of {whose}"
 
@@ -179,7 +180,7 @@ def remove(target: Target) -> str:
     return "removed"
 
 
-# In this order they are done: a bit is flipped before its file is cut or moved.
+# Damages are done in this order: a bit is flipped before its file is cut or moved.
 KINDS: dict[str, Kind] = {
     "nan": Kind(put_nan, part="tensor"),
     "bitflip": Kind(flip_bit, part="tensor"),
@@ -196,14 +197,14 @@ KINDS: dict[str, Kind] = {
 
 
 def names(files: Iterable[Path]) -> str:
-    """The names of some files, at most three; where two are called alike, with their folders."""
+    """The names of some files, at most three; with their folders if two have the same name."""
     found = list(files)
     alike = len({path.name for path in found}) < len(found)
     return few([f"{path.parent.name}/{path.name}" if alike else path.name for path in found], 3)
 
 
 def _draw(target: Target) -> tuple[str, Shard, Source]:
-    """Draw a shard; a counter of one element only where there is nothing else."""
+    """Draw a shard; a shard of one element, such as a counter, only if there is no other."""
     fqn, shard = target.chance.choice([one for one in target.shards if one[1].box.numel > 1] or target.shards)
     assert shard.source is not None
     return fqn, shard, shard.source
@@ -221,7 +222,7 @@ def _write(path: Path, at: int, data: bytes) -> None:
 
 
 def _restate_checksum(shard: Shard, source: Source) -> None:
-    """Make the CRC-32 right that an archive states of the record in which a shard lies; safetensors state none."""
+    """Correct the CRC-32 that an archive states for the record of a shard; safetensors state no checksums."""
     if not source.crc:
         return
     with File(source.path) as file:
@@ -234,7 +235,7 @@ def _restate_checksum(shard: Shard, source: Source) -> None:
 
 
 def renumbered(path: Path, rank: int, other: int) -> Path:
-    """Name the same file of another rank: the number behind `rank`, else the last one that is equal."""
+    """Name the same file of another rank: replace the number after `rank`, else the last number equal to the rank."""
     found = list(RANK.finditer(path.name)) or [m for m in re.finditer(r"\d+", path.name) if int(m[0]) == rank]
     if not found:
         return path.with_name(f"{path.stem}-{other}{path.suffix}")
@@ -248,9 +249,9 @@ def renumbered(path: Path, rank: int, other: int) -> Path:
 RUNS = ("older run", "another run")
 
 DISAGREEMENTS = (Code.MIXED_SAVES, Code.COPIES_DIFFER, Code.LAYOUT_DISAGREES)
-"""Problems between ranks, which name no rank where there is no majority."""
+"""Problems between ranks; without a majority they name no rank."""
 
-# Strategies and layouts of which rank 0 writes one file for all.
+# Strategies and layouts with which rank 0 writes one file for all ranks.
 ONE_FILE = (("ddp", "composer"), ("ddp", "snapshot"), ("ddp", "lightning"), ("ddp", "fabric"))
 
 
@@ -258,7 +259,7 @@ def parse(text: str) -> tuple[Asked, ...]:
     """Read what `--break` was given; in the order in which it is done.
 
     Raises:
-        UsageError: an unknown kind, no rank or one too many, one rank twice.
+        UsageError: a kind is unknown, an item has too few or too many ranks, or a rank is named twice.
     """
     asked = [_parse_one(item.strip()) for item in text.split(",") if item.strip()]
     ranks = [rank for one in asked for rank in one.ranks]
@@ -280,12 +281,12 @@ def _parse_one(item: str) -> Asked:
 
 
 def check(options: CreateOptions, world_size: int | None, own_ranks: bool = True) -> None:
-    """Refuse what does not apply, before anything is trained; None: nobody knows yet how many ranks there will be.
+    """Refuse damage that does not apply, before anything is trained; `world_size` is None while it is not known.
 
-    Only where all ranks are our own, other runs can be trained too.
+    Other runs can be trained only if this process starts all ranks itself: `own_ranks`.
 
     Raises:
-        UsageError: as `parse`; a rank that is not there; a kind that means nothing in this layout.
+        UsageError: as `parse`; a rank does not exist; a kind means nothing in this layout.
     """
     whose = f"{options.layout} with {options.strategy}"
     one_file = (options.strategy, options.layout) in ONE_FILE
@@ -302,17 +303,17 @@ def check(options: CreateOptions, world_size: int | None, own_ranks: bool = True
 
 
 def other_runs(text: str) -> tuple[str, ...]:
-    """Which of `RUNS` the damage takes files from."""
+    """The runs, of `RUNS`, that the damage takes files from."""
     return tuple(run for run in RUNS if run in {KINDS[asked.kind].others for asked in parse(text)})
 
 
 def apply(path: Path, text: str, seed: int, runs: Mapping[str, Path]) -> tuple[Broken, ...]:
-    """Damage a finished checkpoint, a folder or a rank's file; returns what was done, and what `verify` finds then.
+    """Damage a finished checkpoint, given by its folder or a rank's file; return what `verify` finds for each damage.
 
-    The same seed damages the same place. Of each of the runs that `other_runs` names, `runs` has what to open.
+    The same seed damages the same place. `runs` has the path to open for each run that `other_runs` names.
 
     Raises:
-        UsageError: a rank has no file here, or none with a tensor in it; nothing was damaged then.
+        UsageError: a rank has no file here, or no file with a tensor; then nothing was damaged.
     """
     files = _Files(path)
     elsewhere = {name: _Files(other) for name, other in runs.items()}
@@ -329,7 +330,7 @@ def apply(path: Path, text: str, seed: int, runs: Mapping[str, Path]) -> tuple[B
 
 
 class _Files:
-    """The files of a checkpoint by rank, and what lies in them; by number where no file is a rank's."""
+    """The files of a checkpoint by rank, and the shards in them; by number if no file belongs to a rank."""
 
     def __init__(self, path: Path) -> None:
         self.checkpoint: Checkpoint = api.open(path, all_ranks=True)
@@ -345,7 +346,7 @@ class _Files:
         return path if path.exists() else next((file for file in self.paths if file.exists()), path)
 
     def with_tensors(self, asked: Asked) -> Path:
-        """The file of a rank that holds something of the model; rank 0 writes those that are no rank's too."""
+        """The file of a rank that holds tensors of the model; files without a rank are written by rank 0."""
         tensors = self.checkpoint.model.values()
         holding = {s.source.path for tensor in tensors for s in tensor.found if s.source}
         without_rank = [file.path for file in self.checkpoint.files if file.rank is None and asked.rank == 0]
@@ -367,7 +368,7 @@ class _Files:
                 source = shard.source
                 if source is None or source.path != file or source.dtype not in dtypes:
                     continue
-                # Its bytes lie in one piece, and there are some.
+                # Only a shard with bytes, all in one piece, can be damaged.
                 if source.contiguous and prod(source.shape) > 0:
                     found.append((fqn_of(path), shard))
         if not found:
@@ -397,11 +398,11 @@ def _target(asked: Asked, files: _Files, elsewhere: dict[str, _Files], seed: int
 
 
 def _shown(broken: Broken, target: Target, problems: Iterable[Problem], count: int) -> tuple[str, ...]:
-    """The codes of the problems that are about what was broken; where one file is all there is, every one is."""
+    """The codes of the problems that concern the damaged files or ranks; of all problems if there is only one file."""
     files, ranks = {path.name for path in (*target.files, *target.others)}, set(broken.asked.ranks)
 
     def is_shown(problem: Problem) -> bool:
-        # A gap of the same tensor is another rank's.
+        # A gap in the same tensor shows the damage of another rank.
         of_values = problem.kind in (Code.NOT_FINITE, Code.BAD_CHECKSUM)
         return (
             count == 1

@@ -1,4 +1,4 @@
-"""Start the ranks of this node by torch's own launchers, or be one of them where something else has started them."""
+"""Start the ranks of this node by torch's own launcher, or run as a rank that another launcher has started."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def create(options: CreateOptions, verbose: bool = False) -> Created:
 
 
 def _by_torchrun() -> bool:
-    """Whether the variables of this process are those that torchrun sets, also within a scheduler's job."""
+    """Whether torchrun's variables are set, also if torchrun runs within a scheduler's job."""
     return "RANK" in os.environ or "WORLD_SIZE" in os.environ
 
 
 def _given(options: CreateOptions) -> dict[str, Setting]:
-    """Collect what options say of a rank that an outer launcher started."""
+    """Collect the variables that options give for a rank that an outer launcher started."""
     asked = options.launch
     given: dict[str, object] = {"LOCAL_RANK": asked.local_rank}
     if asked.rdzv_endpoint:
@@ -89,9 +89,9 @@ def _given(options: CreateOptions) -> dict[str, Setting]:
 
 
 def _be_a_rank(options: CreateOptions, place: ProcessInfo, verbose: bool) -> Created:
-    """Train as the rank that something else started.
+    """Train as one rank that another launcher has started.
 
-    What is wrong with the options is wrong for all ranks of a node: the first says it.
+    All ranks of a node find the same error in the options, so only the first rank reports it.
     """
     try:
         check_options(options)
@@ -111,7 +111,7 @@ def _be_a_rank(options: CreateOptions, place: ProcessInfo, verbose: bool) -> Cre
 
 
 def _check_outer(options: CreateOptions, place: ProcessInfo) -> None:
-    """Refuse what contradicts the launcher that started this rank, and what it has left open."""
+    """Refuse options that contradict the launcher that started this rank, and a launcher that left variables unset."""
     name = "torchrun" if _by_torchrun() else "a scheduler"
     started = place.number("WORLD_SIZE")
     if started is not None and options.world_size not in (None, started):
@@ -129,10 +129,10 @@ def _check_outer(options: CreateOptions, place: ProcessInfo) -> None:
 
 
 def _other_runs(options: CreateOptions, node: Node, scratch: Path) -> dict[str, Path]:
-    """Train the runs that damage takes files from; returns the path to open of each.
+    """Train the runs that damage takes files from; returns the path to open for each.
 
-    A stale rank's files are those of a real run that stopped one step earlier, a mixed-in rank's those of a real run
-    with the next seed. They come first, into a folder that goes again: an interrupt leaves no half-broken checkpoint.
+    A stale rank's files come from a real run that stopped one step earlier, a mixed-in rank's files from a real run
+    with the next seed. They are trained first, into a temporary folder: an interrupt leaves no half-broken checkpoint.
     """
     alike = dataclasses.replace(options, damage="", full=False)
     others = {
@@ -144,7 +144,7 @@ def _other_runs(options: CreateOptions, node: Node, scratch: Path) -> dict[str, 
 
 
 def _damaged(created: Created, options: CreateOptions, runs: Mapping[str, Path]) -> Created:
-    """Damage what was saved, on rank 0, as the options say."""
+    """Damage the saved checkpoint as the options say; only rank 0 does it."""
     if not options.damage or created.rank != 0:
         return created
     broken = damage.apply(created.first, options.damage, options.seed, runs)
@@ -160,12 +160,12 @@ class Node:
     """One node of a run.
 
     Attributes:
-        node_rank: None: the nodes number themselves.
-        nproc: ranks that this node starts.
-        world_size: None where other nodes may start other numbers.
-        address: where the nodes meet, an address of node 0.
-        port: the port there; 0 takes any free one, which only a lone node can do.
-        rdzv_backend: torch's name of how the nodes get their ranks.
+        node_rank: number of this node; None if the nodes number themselves.
+        nproc: number of ranks that this node starts.
+        world_size: number of all ranks; None if other nodes may start another number of ranks than this one.
+        address: an address of node 0, at which the nodes meet.
+        port: the port there; 0 for any free port, which is possible only for a lone node.
+        rdzv_backend: torch's rendezvous backend, by which the nodes get their ranks.
     """
 
     nnodes: int
@@ -184,9 +184,9 @@ class Node:
 
 
 def this_node(launch: LaunchOptions, world_size: int | None, place: ProcessInfo) -> Node:
-    """Make the node of the options, of a scheduler where they leave something out, and of defaults.
+    """Describe this node by the options; for options that are not given, by a scheduler's variables and defaults.
 
-    Of `place`, this process in the job of a scheduler, the rank is that of the node.
+    In the job of a scheduler this process, `place`, stands for a node, so that its rank is the rank of the node.
 
     Raises:
         UsageError: the options contradict each other, or one is missing.
@@ -255,7 +255,7 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     """Read `HOST:PORT`, `[::1]:29500` or `HOST` alone.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the text has another form.
     """
     try:
         parts = urlsplit(f"//{text}")
@@ -271,14 +271,14 @@ def parse_endpoint(text: str) -> tuple[str, int]:
 
 
 def _start_ranks(options: CreateOptions, node: Node, scratch: Path, verbose: bool) -> Created:
-    """Start the ranks of this node, wait for them and take the answer of the first."""
+    """Start the ranks of this node, wait for them, and return the result that the first of them wrote."""
     gpus = backends.of_this_machine().gpus
     if verbose and node.nproc < gpus:
         idle = f"{gpus} GPUs on this node, but {node.nproc} ranks: {gpus - node.nproc} of them stay idle"
         _say_on_stderr(f"{idle}; see --nproc-per-node")
     if verbose and node.nnodes > 1:
         _say_on_stderr(f"waiting for {node.nnodes} nodes at {node.endpoint}, at most {options.launch.timeout:g} s")
-    # Nodes of one run name the folder for files in the making alike.
+    # All nodes of a run must give the folder for unfinished files the same name.
     run_id = uuid.uuid4().hex if node.nnodes == 1 else node.rdzv_id
     with output.partial_folder(options.out, run_id) as partial:
         answer = scratch / "answer.json"
@@ -292,10 +292,10 @@ def _say_on_stderr(line: str) -> None:
 
 
 def _launch(options: CreateOptions, node: Node, run_id: str, scratch: Path, words: list[str]) -> None:
-    """Start the ranks by the launcher that `torchrun` is made of.
+    """Start the ranks by the launcher that `torchrun` itself uses.
 
-    An agent on each node meets those of the others, starts the ranks of its node and watches them: as commands, or by
-    `torch.multiprocessing.spawn`, the way of many tutorials.
+    An agent on each node meets the agents of the other nodes, starts the ranks of its node and watches them. It starts
+    ranks as commands or, as many tutorials do, by `torch.multiprocessing.spawn`.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -316,7 +316,7 @@ def _launch(options: CreateOptions, node: Node, run_id: str, scratch: Path, word
         rdzv_backend=node.rdzv_backend,
         rdzv_endpoint=node.endpoint,
         rdzv_configs=configs,
-        # The address that rank 0's node gives to the others; its own name may not be known to them.
+        # The node of rank 0 gives this address to the others, which may not be able to resolve its host name.
         local_addr=node.address if node.node_rank == 0 or is_loopback(node.address) else None,
         max_restarts=options.resuming.max_restarts,
         logs_specs=DefaultLogsSpecs(log_dir=str(scratch)),
@@ -340,10 +340,10 @@ def _launch(options: CreateOptions, node: Node, run_id: str, scratch: Path, word
 
 @contextmanager
 def _calm_launcher(waits: bool) -> Iterator[None]:
-    """Silence torchelastic's own report of a failure, and take its signal handlers away afterwards.
+    """Silence torchelastic's own report of a failure, and remove its signal handlers afterwards.
 
-    While it waits for other nodes in C++, Python's handler of Ctrl-C would not run: until there are ranks, it ends the
-    process at once.
+    While torchelastic waits for other nodes in C++, Python's handler for Ctrl-C would not run. So Ctrl-C ends the
+    process at once until there are ranks.
     """
     # Only the main thread may set handlers; torchelastic does not try elsewhere either.
     in_main = threading.current_thread() is threading.main_thread()
@@ -365,10 +365,11 @@ def _calm_launcher(waits: bool) -> Iterator[None]:
 
 
 def failure_reason(out: Path, failures: Mapping[int, ProcessFailure]) -> Exception:
-    """Make an error of what the ranks died from: theirs, WriteError for a rank that was killed, or RuntimeError.
+    """Make one error of the ranks' failures: a rank's own error, WriteError if a rank was killed, or RuntimeError.
 
-    When one rank dies, the others soon fail too, at the connection to it or by the launcher's SIGTERM. So a rank
-    that another signal ended is believed first, then one that lost no other and says what was wrong, then the earliest.
+    When one rank dies, the others soon fail too, at the connection to it or by the launcher's SIGTERM. So a rank that
+    another signal ended is believed first, then a rank with an error of its own that is no lost connection, then the
+    earliest.
     """
     rank, failure = min(failures.items(), key=lambda item: _weight(item[1]))
     if failure.exitcode < 0:

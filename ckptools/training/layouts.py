@@ -1,4 +1,4 @@
-"""The ways to lay a checkpoint out on disk: a part of this file for each framework, or for each kind of files."""
+"""Write a checkpoint in the layout of a framework; this file has a part for each framework or kind of files."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from ckptools.training.model import TIED, capture_random_states, gather_random_s
 from ckptools.training.options import FileOptions, ModelSize, run_name
 from ckptools.training.run import Run, full_state, place, place_folder
 
-# -- the layout of `accelerator.save_state`: model and optimizer, and beside them what else a run resumes with ---------
+# -- the layout of `accelerator.save_state`: model, optimizer, and the other state that a run needs to resume ----------
 # `ckptools.formats.accelerate` lists the files of model and optimizer with FSDP. With DDP they are `model.safetensors`,
 # under the names of the model without its wrapper, and `optimizer.bin`, keyed by integers.
 #
-# `scheduler.bin` and `random_states_{rank}.pkl` are pickles of `torch.save`, the latter with the batches that this
-# epoch has had. `custom_checkpoint_0.pkl` is the state of the first object that a script gave to
+# `scheduler.bin` and `random_states_{rank}.pkl` are pickles of `torch.save`, the latter with the number of batches in
+# this epoch so far. `custom_checkpoint_0.pkl` is the state of the first object that a script gave to
 # `register_for_checkpointing`: here the counters that Accelerate itself does not keep. The scheduler has moved once per
 # optimizer step, as with `split_batches` or `step_scheduler_with_optimizer=False`.
 # Source: accelerate/accelerator.py (`save_state`), checkpointing.py and utils/fsdp_utils.py of 1.15.
@@ -74,7 +74,7 @@ def save_accelerate(run: Run, folder: Path) -> None:
 
 
 def progress(run: Run) -> dict[str, int]:
-    """Count what a script that uses Accelerate counts itself."""
+    """The counters that a script must keep itself, because Accelerate does not."""
     return {"epoch": run.epoch, "batch_in_epoch": run.batch_in_epoch, "global_step": run.step}
 
 
@@ -84,30 +84,30 @@ def progress(run: Run) -> dict[str, int]:
 # FSDP the tensors are a DCP folder and the rest is `meta.pt` in it; the strategy for FSDP1 calls the model `model`
 # there, the one for FSDP2 `state_dict`.
 #
-# `loops` is how far each loop is, in this epoch and in all: the position in the data. Random states Lightning leaves to
-# the hook `on_save_checkpoint`, which may add keys: here `rng`, of every rank.
+# `loops` says how far each loop is, in this epoch and in total: the position in the data. Lightning leaves random
+# states to the hook `on_save_checkpoint`, which may add keys: here `rng`, with the states of every rank.
 #
 # Source: lightning/pytorch/trainer/connectors/checkpoint_connector.py (`dump_checkpoint`), strategies/fsdp.py and
 # strategies/model_parallel.py, loops/ and loops/progress.py of 2.6.
 #
-# What `fabric.save` gets is a script's own dict: here model, optimizer and scheduler as objects, for which Fabric puts
-# their state dicts, and counters and random states. With DDP rank 0 writes all of it into one file. With FSDP model and
-# optimizer are a DCP folder, and the rest is `meta.pt` in it.
+# `fabric.save` gets a dict from the script: here model, optimizer and scheduler, which Fabric replaces by their state
+# dicts, and counters and random states. With DDP rank 0 writes all of it into one file. With FSDP model and optimizer
+# are a DCP folder, and the rest is `meta.pt` in it.
 # Source: lightning/fabric/strategies/strategy.py, fsdp.py and model_parallel.py of 2.6.
 
 
 ATTRIBUTE = "model"
 WRITER = "2.6.6"
 
-# What is counted of a batch, and of an optimizer step.
+# The stages of a batch, or of an optimizer step, that Lightning counts.
 STAGES = ("ready", "completed", "started", "processed")
 
 
 def save_trainer(run: Run, folder: Path) -> None:
-    """Write what `trainer.save_checkpoint` does."""
+    """Write the files that Lightning's `trainer.save_checkpoint` writes."""
     content = training_state(run)
     if run.options.strategy == "ddp":
-        # A module that has the model as its attribute, with what that leaves in a state dict.
+        # A LightningModule has the model as an attribute, whose name begins every name in the state dict.
         module = nn.ModuleDict({ATTRIBUTE: cast("nn.Module", run.model.module)})
         tensors = {"state_dict": module.state_dict(), "optimizer_states": [run.optimizer.state_dict()]}
         _save(run, folder, content | tensors)
@@ -158,12 +158,12 @@ def training_state(run: Run) -> dict[str, Any]:
 
 
 def _loops(run: Run) -> dict[str, Any]:
-    """The progress of the four loops; only the one that fits has begun."""
+    """The progress of Lightning's four loops; only the fit loop has begun."""
     batches = run.batch_in_epoch
     idle = {"state_dict": {}, "batch_progress": _progress(0, 0, *STAGES) | {"is_last_batch": False}}
     steps = _progress(run.step, batches, "ready", "completed")
     zero_grad = _progress(run.step, batches, "ready", "completed", "started")
-    # As in the hook in which Lightning saves: the batch at hand is not called complete yet.
+    # Lightning saves in a hook in which the current batch does not count as complete yet.
     counts = _progress(run.step, batches, *STAGES)
     if batches:
         counts["total"]["completed"] -= 1
@@ -186,12 +186,12 @@ def _loops(run: Run) -> dict[str, Any]:
 
 
 def _progress(total: int, current: int, *stages: str) -> dict[str, Any]:
-    """Count since training and since the epoch began; between two steps every stage stands at the same number."""
+    """Counts since training and since the epoch began; between two steps every stage has the same count."""
     return {"total": dict.fromkeys(stages, total), "current": dict.fromkeys(stages, current)}
 
 
 def save_fabric(run: Run, folder: Path) -> None:
-    """Write what `fabric.save` does."""
+    """Write the files that Lightning Fabric's `fabric.save` writes."""
     tensors = {
         "model": run.strategy.model_state(run.model),
         "optimizer": run.strategy.optimizer_state(run.model, run.optimizer),
@@ -215,8 +215,8 @@ def save_fabric(run: Run, folder: Path) -> None:
 def save_snapshot(run: Run, folder: Path) -> None:
     """Write `snapshot.pt` from rank 0, as torch's multi-GPU tutorials save a DDP run.
 
-    `MODEL_STATE` has no prefix `module.`, `OPTIMIZER_STATE` is keyed by integers, `EPOCHS_RUN` is the epoch that
-    training was in. Source: github.com/pytorch/examples, distributed/ddp-tutorial-series and minGPT-ddp.
+    `MODEL_STATE` has no prefix `module.`, `OPTIMIZER_STATE` is keyed by integers, `EPOCHS_RUN` is the current epoch
+    of the training. Source: github.com/pytorch/examples, distributed/ddp-tutorial-series and minGPT-ddp.
     """
     if dist.get_rank() == 0:
         content = {
@@ -267,7 +267,7 @@ def save_composer_files(run: Run, folder: Path) -> None:
 
 
 def composer_state(run: Run) -> dict[str, Any]:
-    """Everything under `state`; optimizers and schedulers go by their class names, and what a run lacks is empty."""
+    """Composer's dict `state`: optimizers and schedulers under their class names; parts that a run lacks are empty."""
     context, sample = run.options.size.context, run.position.samples
     return {
         "model": run.strategy.model_state(run.model),
@@ -307,10 +307,10 @@ def composer_state(run: Run) -> dict[str, Any]:
     }
 
 
-# -- folders of torch.distributed.checkpoint: its own, and those that Composer, torchtitan and OLMo-core make of it
+# -- folders of torch.distributed.checkpoint: DCP's own layout, and the layouts of Composer, torchtitan and OLMo-core
 # A folder has `.metadata`, and `__{rank}_{n}.distcp` of every rank that has something to write. DCP writes one copy of
-# what several ranks hold alike, and joins the trees of all ranks: what each rank has for itself therefore has its rank
-# in its key.
+# a value that several ranks hold alike, and joins the trees of all ranks: so a value that differs from rank to rank has
+# the rank in its key.
 
 
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -320,8 +320,8 @@ FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 def save_dcp(run: Run, folder: Path) -> None:
     """Save `{model, optim, scheduler, step, sampler, rng}`, the optimizer under fqns: all that a resume needs.
 
-    Where ranks have parameters of their own, each has other param groups too, and of one key DCP keeps one rank's
-    value: there the optimizer is flat.
+    If ranks have parameters of their own, their param groups differ too, but DCP keeps only one rank's value of a key.
+    So the optimizer is flat then.
     """
     model, optim = get_state_dict(run.model, run.optimizer, options=FLAT if run.strategy.in_parts else None)
     content = {
@@ -341,8 +341,8 @@ def _write(
 ) -> None:
     """Write this rank's tree of tensors and objects into a DCP folder; returns when all ranks have written.
 
-    The planner says which rank writes what several hold. A rank's items are dealt out to `files` files, each written by
-    a thread of its own.
+    The planner says which rank writes a value that several ranks hold. A rank's items are dealt out to `files` files,
+    each written by a thread of its own.
     """
     item_format: dict[str, Any] = {}
     if options.items == "safetensors":
@@ -353,8 +353,8 @@ def _write(
     if not options.async_save:
         dcp_save(content, storage_writer=writer, planner=planner)
         return
-    # A copy is taken at once, and written by a thread while training could go on. That thread calls collectives too,
-    # on the CPU, so they need a group of their own.
+    # torch copies the state at once, and a thread writes the copy while training could go on. That thread calls
+    # collectives too, on the CPU, so it needs a group of its own.
     group = dist.new_group(backend="gloo")
     written: Any = async_save(content, storage_writer=writer, planner=planner, process_group=group)
     written.result()
@@ -365,7 +365,7 @@ class CopyingPlanner(DefaultSavePlanner):
     """torch's planner, for safetensors, which refuses two tensors in the same memory, as tied weights are."""
 
     def resolve_data(self, write_item: WriteItem) -> Tensor | BytesIO:
-        """Return what is written for an item: of a tensor a copy."""
+        """Return the data to write for an item; a tensor is copied."""
         data = super().resolve_data(write_item)
         return data.clone() if isinstance(data, Tensor) else data
 
@@ -391,8 +391,8 @@ def save_torchtitan(run: Run, folder: Path) -> None:
 
     `optimizer` is flat: `optimizer.state.<fqn>.<name>` and, for every parameter, `optimizer.param_groups.<fqn>.lr` and
     so on, so that pipeline stages do not collide in group 0. `lr_scheduler` has `last_epoch` alone, `train_state` has
-    step and tokens, `dataloader.dp_rank_{n}` is of a share of the data and pickled by torchtitan itself; its bytes are
-    ours, the place in our own data. torchtitan keeps no random states.
+    step and tokens. `dataloader.dp_rank_{n}` is the state of one share of the data, which torchtitan pickles itself;
+    here it is a pickle of the position in ckptools' own data. torchtitan keeps no random states.
     Source: torchtitan 0.3.0, components/checkpointer/dcp.py, components/optimizer, components/dataloader.py and
     trainer.py.
     """
@@ -414,7 +414,7 @@ def save_torchtitan(run: Run, folder: Path) -> None:
 
 VERSION = "3.0.0"
 
-# OLMo-core takes as many threads as the machine has cores and four more, each with a file.
+# OLMo-core writes a file from each of its threads, four more than the machine has cores; ckptools takes only four.
 FILES_PER_RANK = 4
 
 
@@ -422,12 +422,12 @@ def save_olmo(run: Run, folder: Path) -> None:
     """Save OLMo-core's `step{batch}/`: model and optimizer in a DCP, and the trainer's state of every rank.
 
         model_and_optim/        DCP: `model.<fqn>` and, flat, `optim.state.<fqn>.<name>`; several files per rank
-        train/rank{rank}.pt     step, tokens, place in the data, random states with the versions of what drew them
+        train/rank{rank}.pt     step, tokens, position in the data, random states with the versions of their libraries
         .metadata.json          version of the layout; written last
         config.json             what was trained
 
-    Of what several ranks hold the lowest writes. Source: OLMo-core 3.0.0, train/checkpoint.py, train/trainer.py
-    (`state_dict`), train/utils.py (`EnvRngStates`), data/data_loader.py, distributed/checkpoint.
+    Of several ranks that hold a value, the lowest writes it. Source: OLMo-core 3.0.0, train/checkpoint.py,
+    train/trainer.py (`state_dict`), train/utils.py (`EnvRngStates`), data/data_loader.py, distributed/checkpoint.
     """
     folder = place_folder(run, folder)
     rank = dist.get_rank()
@@ -443,7 +443,7 @@ def save_olmo(run: Run, folder: Path) -> None:
 
 
 def _trainer_state(run: Run) -> dict[str, Any]:
-    """Everything that is not model or optimizer; OLMo-core computes the learning rate from the step."""
+    """OLMo-core's state but model and optimizer; it needs no scheduler, as the learning rate follows from the step."""
     context = run.options.size.context
     return {
         "global_step": run.step,
@@ -466,7 +466,7 @@ def _trainer_state(run: Run) -> dict[str, Any]:
 
 
 def versioned(states: dict[str, Any]) -> dict[str, Any]:
-    """Put beside every random state the version of what draws from it; one of another version is not restored."""
+    """Add to every random state the version of its library; OLMo-core does not restore a state of another version."""
     versions = {
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -481,8 +481,8 @@ def versioned(states: dict[str, Any]) -> dict[str, Any]:
 
 
 # -- the model alone, as Hugging Face's libraries read it: safetensors, an index where there are several, `config.json`
-# A tied weight is in the file once, under the name that it is tied to, as `save_pretrained` leaves it. There are three
-# ways there:
+# A tied weight is in the file once, under the name that it is tied to, as `save_pretrained` leaves it. The options
+# choose one of three ways to write:
 #
 # | options | files | written by |
 # |---|---|---|
@@ -491,7 +491,7 @@ def versioned(states: dict[str, Any]) -> dict[str, Any]:
 # | `--save-distributed --no-consolidated` | `shard-0000r-model-0000k-of-0000n.safetensors` | every rank |
 #
 # Source: transformers' `save_pretrained` and huggingface_hub's `split_state_dict_into_shards_factory` for names, index
-# and how a model is cut; `HuggingFaceStorageWriter` of torch.distributed.checkpoint for what ranks write.
+# and the cut into files; `HuggingFaceStorageWriter` of torch.distributed.checkpoint for the files of ranks.
 
 
 WHOLE = "model.safetensors"
@@ -515,7 +515,7 @@ def save_hugging_face(run: Run, folder: Path) -> None:
 
 
 def untied(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out the names that are second names of other tensors."""
+    """Leave out second names of tied tensors."""
     return {name: value for name, value in state.items() if TIED.get(name) not in state}
 
 
@@ -548,14 +548,14 @@ def _save_shards(state: dict[str, Any], folder: Path, options: FileOptions) -> N
 
 
 def _sizes_of(state: Mapping[str, Any]) -> dict[str, int]:
-    """Bytes of each whole tensor, of tensors and of shards that know the shape of the whole."""
+    """The bytes of every tensor as a whole; a value may also be a shard that knows the whole shape."""
     return {fqn: tensor.size().numel() * tensor.dtype.itemsize for fqn, tensor in state.items()}
 
 
 def file_numbers(sizes: Mapping[str, int], options: FileOptions) -> dict[str, int]:
     """Number the file, from 1, that each tensor goes to: the next one when a tensor would make a file too large.
 
-    A tensor that is larger than a file may be gets a file of its own.
+    A tensor larger than the limit gets a file of its own.
     """
     file, filled, numbers, limit = 1, 0, {}, _limit(options) or math.inf
     for fqn, nbytes in sizes.items():
@@ -571,7 +571,7 @@ def _limit(options: FileOptions) -> int | None:
 
 
 def _config(size: ModelSize) -> dict[str, Any]:
-    """Describe the model in the words that transformers has for it; it is none of transformers' own."""
+    """Describe the model in the words of transformers, although transformers itself does not have this model."""
     return {
         "architectures": ["Transformer"],
         "vocab_size": size.vocab,

@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from ckptools.training.options import CreateOptions, ModelSize
 
-# Second names of parameters, and what they are tied to.
+# Second names of tied parameters, with the first name of each.
 TIED = {"head.weight": "emb.weight"}
 
 
@@ -82,8 +82,9 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """A language model; call it with tokens to get logits.
 
-    Blocks are keyed by their number as text, so that a stage of a pipeline that has only some of them calls them as
-    the whole model does. What a stage has not is None: `position` at all but the first, `head` at all but the last.
+    Blocks are keyed by their number as text, so that a pipeline stage with only some of the blocks names them as the
+    whole model does. A part that a stage lacks is None: `position` at all stages but the first, `head` at all but the
+    last.
     """
 
     position: nn.Parameter | None
@@ -109,7 +110,7 @@ class Transformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map int64 tokens (batch, context) to logits (batch, context, vocab).
 
-        Between stages of a pipeline go features (batch, context, width).
+        In a pipeline, each stage passes features (batch, context, width) to the next.
         """
         if self.position is not None:
             x = self.embed(x, self.position)
@@ -135,7 +136,7 @@ def sinusoids(length: int, width: int) -> Tensor:
 
 
 class MixtureOfExperts(nn.Module):
-    """A router and its experts; one expert per token, and no noise, so that a token's way follows from the weights.
+    """A router and its experts; one expert per token and no noise, so the weights alone decide on a token's expert.
 
     The router sends each token to one of several perceptrons, and each of them learns from its own. The matrices of all
     experts are stacked in one parameter with a dimension for the expert, as torchtitan has them, so that a checkpoint
@@ -143,7 +144,7 @@ class MixtureOfExperts(nn.Module):
     DeepSpeed give every expert a name of its own, which only its rank saves.)
 
     Attributes:
-        run: takes sorted tokens through the experts; where those are on other ranks, what sends the tokens there.
+        run: passes sorted tokens through the experts; if experts are on other ranks, sends the tokens there and back.
     """
 
     run: Callable[[Experts, Tensor, Tensor], Tensor]
@@ -157,7 +158,7 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, context, width) to the same shape.
 
-        An expert's answer is scaled by how sure the router was, which is how the router learns.
+        An expert's output is scaled by the router's probability, from which the router learns.
         """
         tokens = x.flatten(0, 1)
         sure, expert = self.router(tokens).softmax(-1).max(-1)
@@ -178,9 +179,9 @@ class Experts(nn.Module):
         self.down = nn.Parameter(uniform(size.experts, size.width, hidden))
 
     def forward(self, tokens: Tensor, counts: Tensor) -> Tensor:
-        """Take tokens (n, width), those of the first expert first, through their experts; returns the same shape.
+        """Pass tokens (n, width), sorted by expert, through their experts; returns the same shape.
 
-        `counts`, int64 (experts), are how many tokens each of the experts here has.
+        `counts`, int64 (experts), has the number of tokens of each expert on this rank.
         """
         up, down = (param.to_local() if isinstance(param, DTensor) else param for param in (self.up, self.down))
         parts = enumerate(tokens.split(counts.tolist()))
@@ -189,13 +190,13 @@ class Experts(nn.Module):
 
 
 def uniform(experts: int, rows: int, columns: int) -> Tensor:
-    """Draw matrices (experts, rows, columns) as `nn.Linear` does: uniform, within one over the root of its inputs."""
+    """Draw matrices (experts, rows, columns) as `nn.Linear` does: uniform, within ± 1 / sqrt(columns)."""
     return (torch.rand(experts, rows, columns) * 2 - 1) / math.sqrt(columns)
 
 
 # -- synthetic text that a model can learn within a few steps ----------------------------------------------------------
-# A few common words follow one another by a fixed rule. While training, one word in ten is replaced by any word at all:
-# which ones NumPy draws, by which word Python, so that a run depends on every state that a checkpoint keeps.
+# A few common words follow one another by a fixed rule. While training, one word in ten is replaced by a random word:
+# NumPy draws the place, Python the word, so that a run depends on every random state that a checkpoint keeps.
 
 
 SEQUENCES = 1024
@@ -226,7 +227,7 @@ class Position:
     Attributes:
         epoch: whole passes over the training set.
         samples: sequences of the next pass that all ranks together have seen.
-        exact: False where only the epoch is known.
+        exact: False if only the epoch is known.
     """
 
     epoch: int = 0
@@ -234,12 +235,12 @@ class Position:
     exact: bool = True
 
     def aligned(self, shares: int) -> Position:
-        """Go back to where this number of shares have seen equally much, which may be less by a few samples."""
+        """Go back, by a few samples at most, to a position at which all `shares` have seen equally many samples."""
         samples = self.samples // shares * shares
         return Position(self.epoch, samples) if samples < SEQUENCES else Position(self.epoch + 1, 0)
 
     def after(self, samples: int, in_epoch: int) -> Position:
-        """Move on by what all ranks together have seen; a pass ends after `in_epoch` samples."""
+        """Move on by the samples that all ranks together have seen; a pass ends after `in_epoch` samples."""
         samples += self.samples
         return Position(self.epoch, samples) if samples < in_epoch else Position(self.epoch + 1, 0)
 
@@ -257,7 +258,7 @@ class ShareSampler(DistributedSampler[int]):
     begin = 0
 
     def go_to(self, position: Position) -> None:
-        """Shuffle for this epoch, and leave out what this share has seen of it."""
+        """Shuffle for this epoch, and skip the samples of it that this share has seen."""
         self.set_epoch(position.epoch)
         self.begin = position.samples // self.num_replicas
 
@@ -272,7 +273,8 @@ def make_loader(options: CreateOptions, share: int, shares: int) -> Loader:
     """Make one of `shares` shares of the training set; every epoch shuffles anew, from the seed."""
     dataset = TensorDataset(sequences(options.size.vocab, options.size.context, options.seed))
     sampler = ShareSampler(dataset, shares, share, seed=options.seed)
-    # A loader draws a seed for its workers whenever it is iterated: not from the generator that a checkpoint keeps.
+    # Whenever a loader is iterated it draws a seed for its workers; it must not do so from the generator that a
+    # checkpoint keeps.
     return DataLoader(dataset, batch_size=options.batch, sampler=sampler, generator=torch.Generator())
 
 
@@ -296,7 +298,7 @@ HORIZON = 100
 # DecoupledAdamW does not multiply the decay by the learning rate, so the same pull needs a smaller number.
 WEIGHT_DECAY = {"AdamW": 0.1, "DecoupledAdamW": 0.1 * LEARNING_RATE}
 
-# How FSDP1 calls what the optimizer sees without `use_orig_params`.
+# FSDP1's name for a flat parameter, which the optimizer sees without `use_orig_params`.
 FLAT_PARAMETER = "_flat_param"
 
 
@@ -355,7 +357,7 @@ class DecoupledAdamW(torch.optim.Optimizer):
 def decayed_names(model: nn.Module) -> frozenset[str]:
     """Name the matrices, which get weight decay; biases, norms and scales do not.
 
-    Ask before FSDP wraps the model: FSDP1 flattens what a rank holds, and then everything looks like a vector.
+    Call this before FSDP wraps the model: FSDP1 flattens a rank's parameters, and then all of them look like vectors.
     """
     return frozenset(name for name, param in model.named_parameters() if param.ndim > 1)
 
@@ -363,10 +365,10 @@ def decayed_names(model: nn.Module) -> frozenset[str]:
 def make_optimizer(
     kind: str, named: Iterable[tuple[str, nn.Parameter]], decayed: frozenset[str]
 ) -> torch.optim.Optimizer:
-    """Make an optimizer with a group for what decays and one for the rest; frozen parameters are in neither.
+    """Make an optimizer with a group of parameters that decay and one of all others; frozen parameters are left out.
 
-    `named` are parameters of the wrapped model under their plain fqns. A flat parameter of FSDP1 cannot be in two
-    groups: where the model has such, there is one, and all of it decays.
+    `named` are parameters of the wrapped model under their plain fqns. A flat parameter of FSDP1 cannot be split
+    between two groups, so it decays as a whole.
     """
     trained = [(name, param) for name, param in named if param.requires_grad]
     decayed |= {name for name, _ in trained if name.endswith(FLAT_PARAMETER)}
@@ -382,7 +384,7 @@ def make_optimizer(
 
 
 def trained_names(kind: str, model: nn.Module) -> list[str]:
-    """List what an optimizer of a whole model trains, in its order: a state dict calls them 0, 1, 2 and so on."""
+    """List the parameters that an optimizer of a whole model trains, by their number in its state dict."""
     names = {param: name for name, param in model.named_parameters()}
     groups = make_optimizer(kind, model.named_parameters(), decayed_names(model)).param_groups
     return [names[param] for group in groups for param in group["params"]]
@@ -425,7 +427,7 @@ def gather_random_states(device: torch.device) -> list[RandomState]:
 
 
 def find_random_states(tree: Any) -> RandomState:
-    """Find one rank's states in nested dicts, lists and tuples, whatever their keys are: by what they look like."""
+    """Find one rank's random states in nested dicts, lists and tuples by their form, whatever their keys are."""
     kind = _kind_of(tree)
     if kind:
         return {kind: tree}
@@ -436,10 +438,10 @@ def find_random_states(tree: Any) -> RandomState:
 
 
 def _kind_of(value: Any) -> str:
-    """The generator that a value is a state of: `python`, `numpy`, `torch`, `cuda`; nothing for none.
+    """The generator whose state a value is: `python`, `numpy`, `torch` or `cuda`; empty for any other value.
 
-    Python's is `(3, 624 numbers and a place, None or a number)`, NumPy's `("MT19937", 624 numbers, a place, ...)`,
-    torch's uint8, 5056 on the CPU and 16 on a GPU.
+    Python's state is `(3, 624 numbers and a position, None or a number)`, NumPy's `("MT19937", 624 numbers, a position,
+    ...)`, torch's a uint8 tensor of 5056 elements on the CPU and 16 on a GPU.
     """
     if isinstance(value, tuple) and len(value) == 3 and isinstance(value[1], tuple) and len(value[1]) == 625:
         return "python"
@@ -451,10 +453,10 @@ def _kind_of(value: Any) -> str:
 
 
 def first_of_shares(states: list[RandomState]) -> list[int]:
-    """Say which ranks are the first of their share of the data, given the states of all.
+    """List the first rank of each share of the data, found by comparing the random states of all ranks.
 
-    Ranks that hold pieces of one copy of the model see the same data, and draw the noise in it alike: from Python's and
-    NumPy's generators. torch's may differ, as a stage of a pipeline drops features of its own blocks only.
+    Ranks that hold pieces of one copy of the model see the same data, and draw the same noise for it from Python's and
+    NumPy's generators. torch's generators may differ: a pipeline stage draws dropout for its own blocks only.
     """
     of_noise = [{kind: value for kind, value in state.items() if kind in ("python", "numpy")} for state in states]
     prints = [random_fingerprint(noise or state) for noise, state in zip(of_noise, states, strict=True)]
@@ -464,9 +466,10 @@ def first_of_shares(states: list[RandomState]) -> list[int]:
 def own_random_states(
     states: list[RandomState], share: int, shares: int, rank: int | None = None
 ) -> RandomState | None:
-    """Choose which of the saved states a rank goes on with: that of its share of the data; None for a new share.
+    """Choose the saved random state that a rank goes on with: the state of its share; None for a new share.
 
-    With `rank`, for ranks of a share that draw apart where as many saved: its own, if shares are as before.
+    `rank` is given if ranks of a share draw different numbers and as many ranks saved: then, if the number of shares is
+    unchanged, it is the rank's own state.
     """
     first = first_of_shares(states)
     if rank is not None and len(first) == shares:
@@ -481,7 +484,7 @@ def random_fingerprint(state: RandomState) -> str:
 
 
 def restore_random_states(state: RandomState, device: torch.device) -> None:
-    """Go on drawing where `capture` was; a generator that `state` does not have is left alone."""
+    """Set this rank's generators to a state that `capture_random_states` took; a generator not in it is left alone."""
     put: dict[str, Callable[[Any], Any]] = {
         "python": random.setstate,
         "numpy": np.random.set_state,

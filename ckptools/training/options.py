@@ -1,6 +1,6 @@
 """The options of `create`, and which of them go together.
 
-Plain data, free of torch, so that a mistake is found before anything starts.
+This module does not import torch, so that a mistake is found before anything starts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STRATEGIES = ("ddp", "fsdp1", "fsdp2", "hsdp", "tp", "fsdp2-tp", "hsdp-tp", "pip
 OPTIMIZERS = ("AdamW", "DecoupledAdamW")
 SCHEDULERS = ("cosine", "lambda")
 
-# Of each block, with moe.
+# Experts of each block with the strategy moe, by default.
 EXPERTS = 4
 
 # File of the gathered state; its name fits no rank file's pattern.
@@ -51,7 +51,7 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "huggingface": STRATEGIES,
 }
 
-# What each layout's file, or its folder, is called; nothing where the files lie in OUT itself.
+# The template for the name of each layout's file or folder; empty if the files lie in OUT itself.
 NAMES: dict[str, str] = {
     "composer": "ep{epoch}-ba{batch}-rank{rank}.pt",
     "snapshot": "snapshot.pt",
@@ -90,7 +90,7 @@ class ModelSize:
 
 @dataclass(frozen=True)
 class ParallelOptions:
-    """Choices of the strategies; each is for some of them only."""
+    """Options of the strategies; each option is for some strategies only."""
 
     sharding: str = option("full", "fsdp1: full, grad-op (weights stay whole until backward), hybrid (in replicas).")
     use_orig_params: bool = option(True, "fsdp1: the optimizer sees parameters, not one flat one per unit.")
@@ -103,13 +103,13 @@ class ParallelOptions:
 
     @property
     def tensor_parallel_size(self) -> int:
-        """Ranks that cut each matrix where the others of the world shard or repeat it."""
+        """Number of ranks that cut each matrix, with strategies that also shard or replicate it."""
         return self.tensor_parallel or 2
 
 
 @dataclass(frozen=True)
 class FileOptions:
-    """The names of the files."""
+    """Options for the names and contents of a checkpoint's files."""
 
     name: str | None = option(
         None,
@@ -144,10 +144,10 @@ class ResumeOptions:
 
     @property
     def killed(self) -> tuple[int, int] | None:
-        """The rank to kill, and the steps that are done by then.
+        """The rank to kill, and the number of steps after which; None if no rank is to be killed.
 
         Raises:
-            UsageError: it is spelled otherwise.
+            UsageError: the option is not RANK:STEP.
         """
         if self.kill is None:
             return None
@@ -157,13 +157,13 @@ class ResumeOptions:
         return int(rank), int(step)
 
     def goes_on_in(self, out: Path) -> bool:
-        """Whether the checkpoint to go on from lies where the next ones go."""
+        """Whether the checkpoint to resume from lies in `out`, the folder of the next checkpoints."""
         return self.resume is not None and Path(self.resume).resolve().is_relative_to(out.resolve())
 
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Options for starting the ranks; inside an outer launcher most of it is known already."""
+    """Options for starting the ranks; an outer launcher already decides most of them."""
 
     launcher: str | None = option(None, f"What starts the ranks: {', '.join(LAUNCHERS)}. [default: elastic]")
     nnodes: int | None = option(None, "Nodes; run the command on each. [default: 1]")
@@ -197,7 +197,7 @@ class BackendOptions:
 
 @dataclass(frozen=True)
 class CreateOptions:
-    """One training run and the way it is saved; `out` is the folder for the checkpoint, made if it is not there."""
+    """One training run and the layout of its checkpoint; the folder `out` is made if it does not exist."""
 
     out: Path
     strategy: str = option("fsdp1", f"How the model is spread: {', '.join(STRATEGIES)}.")
@@ -221,21 +221,21 @@ class CreateOptions:
 
     @property
     def one_rank_has_all(self) -> bool:
-        """Whether the whole state is on rank 0, which then writes alone where otherwise every rank writes its file."""
+        """Whether rank 0 has the whole state, and so writes alone in layouts in which else every rank writes a file."""
         return self.strategy == "ddp" or self.parallel.state_dict_type == "full"
 
     @property
     def template(self) -> str:
-        """The template of the file's or the folder's name, as was asked for or the layout's own."""
+        """The template of the file's or the folder's name, given by the user or the layout's own."""
         return self.files.name or NAMES[self.layout]
 
     @property
     def several(self) -> bool:
-        """Whether checkpoints of several steps lie beside each other, as their names have the step."""
+        """Whether checkpoints of several steps can lie side by side, because their names have the step."""
         return self.resuming.save_every is not None or tells_step(self.template)
 
     def completed(self) -> CreateOptions:
-        """These options with what follows from them: verl saves DTensors, also with FSDP1; moe has experts."""
+        """Set the options that follow from others: verl saves DTensors, also with FSDP1; moe has experts."""
         parallel, size = self.parallel, self.size
         if self.layout == "verl" and self.strategy == "fsdp1":
             parallel = dataclasses.replace(parallel, dtensor=True)
@@ -253,7 +253,7 @@ def flat(record: Any) -> dict[str, Any]:
 
 
 def run_name(options: CreateOptions, world_size: int) -> str:
-    """Name the run as was asked for, or after what it is."""
+    """The name of the run: given by the user, or made of its strategy and number of ranks."""
     return options.files.run_name or f"{options.strategy}-{world_size}-ranks"
 
 
@@ -290,14 +290,14 @@ WORDS: dict[str, tuple[str, ...]] = {
     "backend": ("auto", *BACKENDS),
     "device": ("auto", *DEVICES),
 }
-"""All that an option may be."""
+"""All values that an option may have."""
 
 LEAST = {
     **dict.fromkeys(("vocab", "width", "layers", "heads", "context", "steps", "batch", "world_size"), 1),
     **dict.fromkeys(("tensor_parallel", "replicas", "save_every", "nnodes"), 1),
     **dict.fromkeys(("experts", "max_restarts"), 0),
 }
-"""The smallest number that an option may be."""
+"""The smallest number that an option may have."""
 
 FSDP1, DCP, HUGGING_FACE = ("fsdp1",), ("dcp", "torchtitan", "olmo"), ("huggingface",)
 WITH_TENSOR_PARALLEL = ("tp", "fsdp2-tp", "hsdp-tp")
@@ -317,11 +317,11 @@ NEEDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "consolidated": {"layout": HUGGING_FACE, "save_distributed": (True,)},
     "max_shard_size": {"layout": HUGGING_FACE},
 }
-"""What an option goes with, wherever it is not its default: other options, and the values of each."""
+"""For an option that differs from its default: the other options that it needs, with the values that these may have."""
 
 
 def check_options(options: CreateOptions) -> None:
-    """Refuse what does not fit together, whatever the number of ranks.
+    """Refuse options that do not fit together, whatever the number of ranks.
 
     Raises:
         UsageError: an unknown word, a number out of range, an option that goes with another.
@@ -334,7 +334,7 @@ def check_options(options: CreateOptions) -> None:
 
 
 def _faults(given: dict[str, Any], defaults: dict[str, Any]) -> Iterator[str]:
-    """Hold options against the three tables."""
+    """Yield the faults of options by the three tables."""
     flags = {name: f"--{name.replace('_', '-')}" for name in given}
     for name, value in given.items():
         if value is not None and value not in WORDS.get(name, (value,)):
@@ -351,14 +351,14 @@ def _faults(given: dict[str, Any], defaults: dict[str, Any]) -> Iterator[str]:
 
 
 def _more_faults(options: CreateOptions) -> Iterator[str]:
-    """Find what no table says."""
+    """Yield the faults of options for which there is no table."""
     parallel, strategy, size = options.parallel, options.strategy, options.size
     launch, files = options.launch, options.files
     if strategy not in LAYOUTS[options.layout]:
         known = ", ".join(name for name, strategies in LAYOUTS.items() if strategy in strategies)
         text = f"--layout {options.layout} is not written with --strategy {strategy}"
         yield f"{text}; with {strategy} choose from {known}"
-    # These torch refuses on some ranks only, while the others wait for them.
+    # torch refuses these on some ranks only, while the other ranks wait.
     if parallel.state_dict_type == "local" and parallel.dtensor:
         yield "--state-dict-type local does not go with --dtensor: flat pieces are no DTensors"
     if parallel.state_dict_type == "local" and parallel.sharding == "hybrid":
@@ -394,10 +394,10 @@ def _more_faults(options: CreateOptions) -> Iterator[str]:
 
 
 def check_torch(options: CreateOptions) -> None:
-    """Refuse what this torch cannot do yet; imports torch.
+    """Refuse options that this torch does not have yet; imports torch.
 
     Raises:
-        UsageError: what needs a later one.
+        UsageError: an option needs a later torch.
     """
     import torch
 
@@ -424,7 +424,7 @@ def check_world_size(options: CreateOptions, world_size: int) -> None:
     """Refuse a world that does not divide into the groups that the strategy makes.
 
     Raises:
-        UsageError: it does not.
+        UsageError: the world size does not divide, or is too large for the model.
     """
     for fault in _world_faults(options, world_size):
         raise UsageError(None, fault)
@@ -448,7 +448,7 @@ def _world_faults(options: CreateOptions, world_size: int) -> Iterator[str]:
         if experts:
             yield f"--strategy {strategy} cuts perceptrons, not --experts; leave them out, or take --strategy moe"
     if strategy == "pipeline":
-        # The last stage has the head, so that it may go without a block; every other needs one.
+        # The last stage has the head, so that it may be without a block; every other stage needs a block.
         if world_size > size.layers + 1:
             stages = f"--strategy pipeline has {world_size} stages for {size.layers} blocks"
             yield f"{stages}; try --layers {world_size - 1} or more"
@@ -468,7 +468,7 @@ def _world_faults(options: CreateOptions, world_size: int) -> Iterator[str]:
     if twice:
         yield from _faults_of_two_cuts(options, world_size // group)
     if parallel.sharding == "hybrid" and replicas == world_size > 1:
-        # FSDP1 turns to NO_SHARD then, in a group of one rank, and the replicas drift apart.
+        # In a group of one rank FSDP1 changes to NO_SHARD, and the replicas drift apart.
         yield (
             f"--sharding hybrid with --replicas {world_size} leaves one rank to each replica, and FSDP1 then averages "
             f"no gradients; try --world-size {2 * world_size}, or --strategy hsdp"
@@ -476,10 +476,10 @@ def _world_faults(options: CreateOptions, world_size: int) -> Iterator[str]:
 
 
 def _faults_of_two_cuts(options: CreateOptions, shards: int) -> Iterator[str]:
-    """Rows that tensor parallel cuts and FSDP2 cuts again must lie as DTensor says of them (torch 2.13).
+    """Yield a fault if DTensor misplaces rows that tensor parallel cuts and FSDP2 cuts again (torch 2.13).
 
-    A DTensor's placements say: take your part of each tensor-parallel piece, one after the other, and cut all of that
-    over the tensor-parallel ranks. Where pieces are uneven, that is not always the part that FSDP2 has given a rank.
+    A DTensor's placements say: take a shard's part of each tensor-parallel piece, one after the other, and cut these
+    rows over the tensor-parallel ranks. If pieces are uneven, FSDP2 may have given a rank another part.
     """
     cuts, size = options.parallel.tensor_parallel_size, options.size
     for name, value, rows in (
@@ -512,7 +512,7 @@ _FORMAT = re.compile(r"(0?\d{1,2})?d?")
 
 
 def name_of_any_rank(template: str, values: Mapping[str, int | str]) -> str:
-    """Make a regular expression for what the template names on any rank of any world, with the other values as here."""
+    """Make a regular expression for a template's names on any rank of any world; other `values` are as given."""
     return "".join(
         re.escape(text)
         + (r"\d+" if field in OF_A_RANK else re.escape(f"{{{field}:{form}}}".format(**values)) if field else "")
@@ -526,7 +526,7 @@ def tells_step(template: str) -> bool:
 
 
 def name_faults(template: str, layout: str, one_writer: bool, run_name: str) -> Iterator[str]:
-    """Yield why, by a template, files would lie on each other, or outside of OUT.
+    """Yield the faults of a template, such as files that would overwrite each other or lie outside of OUT.
 
     With `one_writer` only rank 0 writes, so that a rank in the name is not needed.
     """
@@ -540,7 +540,7 @@ def name_faults(template: str, layout: str, one_writer: bool, run_name: str) -> 
             yield f"{{{word}}} is not known; choose from {', '.join(f'{{{field}}}' for field in FIELDS)}"
         if word and (conversion or (form and (word == "run_name" or not _FORMAT.fullmatch(form)))):
             yield f"how {{{word}}} is to be written is not known; expected {{batch:06d}} or the like"
-    # Filled in as every rank of a large world would: 16 on each of 16 nodes.
+    # The names on every rank of a large world: 16 ranks on each of 16 nodes.
     common = {"run_name": run_name, "epoch": 0, "batch": 1, "world_size": 256}
     ranks = [{"rank": rank, "node_rank": rank // 16, "local_rank": rank % 16} for rank in range(256)]
     names = [template.format(**common, **rank) for rank in ranks]
@@ -560,7 +560,7 @@ def name_faults(template: str, layout: str, one_writer: bool, run_name: str) -> 
 
 
 def _part_fault(part: str) -> str | None:
-    """The fault of one part of a path; None for none."""
+    """The fault of one part of a path; None if it has no fault."""
     if not part:
         return "has an empty part"
     if part == "..":

@@ -1,10 +1,10 @@
 """The folder that a checkpoint goes to: nothing in it is overwritten by accident or looks finished too early.
 
-All ranks write into a hidden folder inside it. When every file is complete they move into place by
-`os.replace`, which is atomic within a file system. A sub-folder moves whole, at once, unless there is one of its
-name: then its files move one by one, so that what else lies in it stays. Several files cannot move at once, so old
-ones of the same names are removed first, and those that make a checkpoint of the rest move last: a half-moved set
-lacks files, and says so.
+All ranks write into a hidden folder inside it. When every file is complete they move into place by `os.replace`, which
+is atomic within a file system. A sub-folder moves as a whole, unless there is a folder of its name: then its files move
+one by one, so that other files there stay. Several files cannot move at once. So old files of the same names are
+removed first, and the files without which the others are no checkpoint move last: a half-moved checkpoint lacks files,
+and says so.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ CHECKPOINT_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".distcp", ".safetensors"
 
 METADATA = ".metadata"
 
-# Losses of a run so far, for the run that goes on from there.
+# The losses of a run so far, for a run that resumes from its checkpoint.
 LOSSES = "losses.csv"
 
-# The hidden folder's name begins so.
+# The beginning of the hidden folder's name.
 PARTIAL = ".ckptools-"
 
-# How deep layouts and templates nest their folders.
+# Layouts and templates nest folders at most this deep.
 DEPTH = 5
 
 # Rank and world size in the names of the layouts: `-rank3.pt`, `_world_size_4_rank_3.pt`, and `__3_0.distcp`.
 _NUMBERS = re.compile(r"(rank_?|world_size_|random_states_)\d+|(?<![^/])__\d+_\d+")
 
-# What else differs between the forms of one model: `sharded/shard-00001-model-00001-of-00002.safetensors`.
+# Parts of paths that differ between the forms of one model: `sharded/shard-00001-model-00001-of-00002.safetensors`.
 _FORMS = re.compile(
     r"(?<![^/])sharded/|(?<![^/])shard-\d+-|-\d+-of-\d+(?=\.safetensors$)|(?<=\.safetensors)\.index\.json$"
 )
@@ -53,11 +53,11 @@ class Created:
     """The result of `create`.
 
     Attributes:
-        files: every file of the checkpoint, sorted; `full.pt` is among them when it was asked for.
+        files: every file of the checkpoint, sorted; with `full.pt` if the user asked for it.
         losses: mean loss over all ranks, before each step.
         nbytes: size of all files together.
-        rank: of this process; 0 where `create` started the ranks itself.
-        damage: what was done to the files on purpose, when it was asked for.
+        rank: the rank of this process; 0 if `create` started the ranks itself.
+        damage: the damage that was done to the files on purpose, if the user asked for it.
     """
 
     out: Path
@@ -70,7 +70,7 @@ class Created:
 
     @property
     def first(self) -> Path:
-        """The path to open: the file of rank 0, or the folder where the layout has files of several kinds."""
+        """The path to open: the file of rank 0, or the folder if the layout has files of several kinds."""
         return opened_by(self.files)
 
     @property
@@ -81,7 +81,7 @@ class Created:
 
 
 def opened_by(found: Iterable[Path]) -> Path:
-    """Which of the files of a checkpoint to open: that of rank 0, or the folder where there are several kinds."""
+    """The path that opens a checkpoint with these files: rank 0's file, or the folder if there are several kinds."""
     files = [path for path in found if path.name not in (FULL_STATE, LOSSES)]
     several = len({re.sub(r"\d+", "N", path.name) for path in files}) > 1
     return Path(os.path.commonpath([path.parent for path in files])) if several else files[0]
@@ -94,7 +94,7 @@ def refuse_existing(out: Path, force: bool) -> None:
     """Refuse a folder that already holds a checkpoint.
 
     Raises:
-        OutputExistsError: it does, and `force` is off.
+        OutputExistsError: the folder holds a checkpoint, and `force` is off.
         UsageError: `out` is a file.
     """
     if out.exists() and not out.is_dir():
@@ -108,7 +108,7 @@ def refuse_existing(out: Path, force: bool) -> None:
 
 
 def _files(folder: Path, depth: int) -> Iterator[Path]:
-    """Yield the files in a folder and in those in it, `depth` folders deep; neither links nor files in the making."""
+    """Yield the files in a folder, `depth` levels deep, except in linked folders and in folders of unfinished files."""
     for path in folder.iterdir():
         if not path.is_dir():
             yield path
@@ -118,9 +118,10 @@ def _files(folder: Path, depth: int) -> Iterator[Path]:
 
 @contextmanager
 def partial_folder(out: Path, run_id: str) -> Iterator[Path]:
-    """Name the hidden folder in which the files of a run grow, and remove it whatever happens.
+    """Name the hidden folder for the unfinished files of a run, and remove it at the end in any case.
 
-    The launchers of all nodes do so; rank 0 makes it. An `out` that was not there before and is empty goes too.
+    The launcher of every node calls this; rank 0 makes the folder. If `out` is empty at the end and did not exist
+    before, it is removed too.
     """
     known = out.exists()
     partial = out / f"{PARTIAL}{re.sub(r'[^0-9A-Za-z]', '-', run_id)}"
@@ -134,7 +135,7 @@ def partial_folder(out: Path, run_id: str) -> Iterator[Path]:
 
 
 def common_folder(folder: Path) -> Path:
-    """The innermost folder that holds all files of a checkpoint; the gathered state beside it is none of them."""
+    """The innermost folder that holds all files of a checkpoint, not counting the gathered state beside it."""
     files = [path for path in _files(folder, DEPTH) if path.name != FULL_STATE]
     return Path(os.path.commonpath([path.parent for path in files]))
 
@@ -163,9 +164,9 @@ def _move_into(folder: Path, target: Path) -> None:
 
 
 def _turn(path: Path) -> tuple[bool, bool, Path]:
-    """When a file moves: the model late, and what makes a folder valid last.
+    """The order in which files move: the model late, and the files that make a folder valid last.
 
-    A crash between two moves then leaves no model, or one that lacks ranks: nothing that looks like a checkpoint.
+    A crash between two moves then leaves no model, or a model that lacks ranks: nothing that looks like a checkpoint.
     """
     return path.name.endswith((METADATA, ".index.json")), "model" in path.name, path
 
@@ -173,7 +174,7 @@ def _turn(path: Path) -> tuple[bool, bool, Path]:
 def remove_older(out: Path, files: Iterable[Path], of_any_rank: str | None = None) -> None:
     """Remove what `--force` replaces under other names: ranks of a larger world, the full state of another run.
 
-    Where the names are not those of the layout, `of_any_rank` is a regular expression for the files of other ranks.
+    If the user has given the names, `of_any_rank` is a regular expression for the files of other ranks.
     """
     names = {path.relative_to(out).as_posix() for path in files}
     kinds = {_kind(name) for name in names} | {FULL_STATE, LOSSES}
@@ -187,12 +188,12 @@ def remove_older(out: Path, files: Iterable[Path], of_any_rank: str | None = Non
 
 
 def _kind(name: str) -> str:
-    """The common form of the paths of all ranks' files, and of other forms of one model."""
+    """A path without the parts that differ between the files of ranks, and between the forms of one model."""
     return _FORMS.sub("", _NUMBERS.sub(r"\1N", name))
 
 
 def _flush(path: Path) -> None:
-    """Wait until the disk has it, so that a name never outlives a crash that its bytes did not."""
+    """Wait until a file or folder is on the disk, so that after a crash there is no name without its bytes."""
     if path.is_dir():
         if os.name != "nt":
             sync_folder(path)
@@ -205,7 +206,7 @@ def _flush(path: Path) -> None:
 
 
 def write_losses(folder: Path, losses: list[float], steps: int) -> None:
-    """Write a line for each loss, up to step `steps`, with all the digits that give the same number back."""
+    """Write a line for each loss, up to step `steps`, with all digits that are needed to read the same number."""
     with (folder / LOSSES).open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["step", "loss"])
@@ -213,7 +214,7 @@ def write_losses(folder: Path, losses: list[float], steps: int) -> None:
 
 
 def read_losses(checkpoint: Path, steps: int) -> list[float]:
-    """Read the losses before each of the first steps beside a checkpoint; none where not all of them are known."""
+    """Read the losses before each of the first `steps` steps beside a checkpoint; empty if not all are known."""
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
     path = folder / LOSSES
     if not path.is_file():

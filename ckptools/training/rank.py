@@ -1,4 +1,4 @@
-"""One rank of a run: join the others, agree with them, train, save, answer."""
+"""One rank of a run: join the other ranks, check that all have the same options, train, save, return the result."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def say_nothing(_: str) -> None:
 
 @contextmanager
 def in_group(options: CreateOptions) -> Iterator[None]:
-    """Be in the process group of the run that the environment describes; a collective.
+    """Inside this context, be in the process group that the environment describes; a collective.
 
     Raises:
-        RendezvousError: other ranks did not come, or the connection to one was lost.
+        RendezvousError: other ranks did not join, or the connection to a rank was lost.
     """
     backend = backends.chosen_here(options.hardware).group
     try:
@@ -84,25 +84,25 @@ def _join(backend: str, options: CreateOptions) -> None:
         host = f"[{address}]" if ":" in address else address
         url, numbers = f"tcp://{host}:{port}", (int(rank), int(world_size))
     store, _, _ = next(rendezvous(url, *numbers, timeout=timeout))
-    # torch's launcher keeps its store when it starts all ranks again, and with it the addresses of those that died.
+    # torch's launcher keeps its store when it starts all ranks again, with the addresses of the ranks that died.
     store = PrefixStore(f"start-{restarts()}", store)
     dist.init_process_group(backend, store=store, rank=int(rank), world_size=int(world_size))
 
 
-# -- what the ranks do together ----------------------------------------------------------------------------------------
+# -- training and saving together --------------------------------------------------------------------------------------
 
 
 def train_and_save(options: CreateOptions, partial: Path | None, report: Say) -> Created:
-    """Train with the other ranks of the group and save; every rank returns the same answer, but for `rank`.
+    """Train with the other ranks of the group and save; every rank returns the same result, except for `rank`.
 
-    `partial` is the folder for files in the making, which rank 0 makes and the launcher removes. Ranks that another
-    launcher has started are given none: then rank 0 removes it too. Rank 0 alone reports.
+    `partial` is the folder for unfinished files, which rank 0 makes and the launcher removes. It is None if another
+    launcher has started the ranks: then rank 0 chooses and removes the folder. Only rank 0 reports.
 
     Raises:
         UsageError: the options do not go together, on any rank, or differ.
         WriteError: a file could not be written.
     """
-    # The order in which threads add up floats would be chance; ranks are parallel enough.
+    # With several threads the order in which floats are added would be chance; ranks are parallel enough.
     torch.set_num_threads(1)
     with quiet(), ExitStack() as stack:
         _agree(options)
@@ -118,7 +118,7 @@ def train_and_save(options: CreateOptions, partial: Path | None, report: Say) ->
 
 
 def _agree(options: CreateOptions) -> None:
-    """Refuse options that differ between ranks; a folder may be mounted elsewhere, and nodes have their own ranks."""
+    """Refuse options that differ between ranks, apart from the folder's path and the launch options of each node."""
     common = dataclasses.replace(options, out=Path(), launch=LaunchOptions())
     everyone: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(everyone, json.dumps(flat(common), default=str))
@@ -134,7 +134,7 @@ def _agree(options: CreateOptions) -> None:
 
 
 def _make(out: Path, partial: Path) -> None:
-    """Make the folder for files in the making; one that an earlier start has made keeps its list of checkpoints."""
+    """Make the folder for unfinished files; after a restart it keeps its list of saved checkpoints."""
     try:
         partial.mkdir(parents=True, exist_ok=True)
         (partial / SAVED).open("a" if restarts() else "w").close()
@@ -159,10 +159,10 @@ def _see(out: Path, partial: Path) -> None:
 
 
 def _train_and_save(options: CreateOptions, partial: Path, say: Say) -> Created:
-    """Train and save, and let the model go while the group is there.
+    """Train and save, and free the model while the process group exists.
 
-    The last to go would otherwise be DDP's reducer, which ends gloo's threads without letting go of Python's lock, for
-    which such a thread may wait that still lets go of a tensor: neither ends. Seen with torch 2.13.
+    Otherwise DDP's reducer would be freed last. It ends gloo's threads while it holds Python's lock, and such a thread
+    may wait for this lock to free a tensor: then neither ends. Seen with torch 2.13.
     """
     saved: list[Created] = []
     run = prepare(options, say)
@@ -177,7 +177,7 @@ def _save(run: Run, partial: Path) -> Created:
     growing = partial / "growing"
 
     def begin() -> None:
-        # What lies in it is of a save that was not finished.
+        # Files in it are left from a save that was not finished.
         shutil.rmtree(growing, ignore_errors=True)
         growing.mkdir()
 
@@ -200,7 +200,7 @@ def _save(run: Run, partial: Path) -> Created:
 
 
 def _publish(run: Run, growing: Path, partial: Path) -> tuple[Path, ...]:
-    """Give complete files their names, and remember the checkpoint for the case that the ranks are started again."""
+    """Give complete files their names, and note the checkpoint in case the ranks are started again."""
     if run.options.resuming.keeps_losses:
         output.write_losses(output.common_folder(growing), run.losses, run.step)
     files = output.finish(growing, run.options.out)
@@ -210,7 +210,7 @@ def _publish(run: Run, growing: Path, partial: Path) -> tuple[Path, ...]:
 
 
 def _folder(run: Run, growing: Path) -> Path:
-    """Make the folder for a checkpoint: one per step where there are several, and their names do not have the step."""
+    """The folder for a checkpoint: one per step if several steps are saved, and the names do not have the step."""
     if run.options.resuming.save_every is None or tells_step(run.options.template):
         return growing
     folder = growing / f"step-{run.step}"

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: which one, what a run needs of it, and its options."""
+"""Resume a run from a checkpoint: choose the checkpoint, find the state that a run needs in it, and restore it."""
 
 from __future__ import annotations
 
@@ -67,18 +67,18 @@ if TYPE_CHECKING:
 
 
 # -- a checkpoint that ckptools has opened, as a storage that `dcp.load` fills a run from ------------------------------
-# `dcp.load` asks for the box of each tensor that this rank's state dict holds, so a rank reads only what it keeps, and
-# nothing here knows how the run is spread, or how the one that saved was.
+# `dcp.load` asks for the box of each tensor that this rank's state dict holds. So a rank reads only the boxes that it
+# keeps, and this code does not need to know how this run or the saved run is spread over ranks.
 
 
 Saved = api.Tensor | Tensor
-"""A whole tensor of a checkpoint: one that is read when it is sliced, or one that is here already."""
+"""A whole tensor of a checkpoint: a lazy tensor, read when it is sliced, or a loaded tensor."""
 
 
 class OpenedReader(FileSystemReader):
-    """Reads boxes of whole tensors, the same on every rank, by their key; one tensor at a time is in memory.
+    """Reads boxes of whole tensors by their key, the same tensors on every rank; one tensor at a time is in memory.
 
-    Every rank reads what it asks for, or with `broadcast` rank 0 reads whole tensors and sends them to all.
+    Every rank reads its own boxes; with `broadcast` rank 0 reads whole tensors and sends them to all.
     """
 
     def __init__(self, path: Path, tensors: Mapping[str, Saved], broadcast: bool) -> None:
@@ -86,7 +86,7 @@ class OpenedReader(FileSystemReader):
         self.tensors, self.broadcast = tensors, broadcast
 
     def read_metadata(self, *_: Any, **_more: Any) -> Metadata:
-        """Describe every tensor as one chunk: how it lies in the files is for ckptools to know."""
+        """Describe every tensor as one chunk, because ckptools itself finds its bytes in the files."""
         described: dict[str, Any] = {}
         for key, saved in self.tensors.items():
             dtype = saved.dtype if isinstance(saved, Tensor) else getattr(torch, saved.dtype)
@@ -116,8 +116,8 @@ def fill(state: dict[str, Any], reader: OpenedReader) -> None:
     """Read this rank's part of every tensor of a flat state dict into it; a collective.
 
     Raises:
-        CkptoolsError: what a rank could not read, on all of them.
-        ReadError: the checkpoint does not have what the state dict has.
+        CkptoolsError: a rank could not read a tensor; raised on all ranks.
+        ReadError: the checkpoint lacks a tensor that the state dict has.
     """
     try:
         load(state, storage_reader=reader)
@@ -129,7 +129,7 @@ def fill(state: dict[str, Any], reader: OpenedReader) -> None:
 
 
 # -- the state that a run needs to go on, from a checkpoint of any layout; nothing that the files name is run ----------
-# ckptools finds model, optimizer, scheduler and random states; what says how far a run was is looked for here, by keys.
+# ckptools finds model, optimizer, scheduler and random states; this code finds the counters of a run, by their keys.
 
 
 # Counters of whole passes over the data, where nothing finer is known; the second is from torch's tutorials.
@@ -141,15 +141,15 @@ class SavedRun:
     """The part of a checkpoint that resuming needs.
 
     Attributes:
-        folder: that its files are in, which may be below `path`.
+        folder: the folder that holds its files, which may be below `path`.
         step: optimizer steps that were taken.
-        position: where the run was in its data; None when unknown.
+        position: position of the run in its data; None if unknown.
         model: whole tensors by fqn.
-        moments: the optimizer's state: whole tensors, of numbers too, by name, by fqn; empty for none.
-        param_groups: the optimizer's, their `params` by fqn.
-        optimizer_name: what the optimizer is called, which may be its class; empty for none.
-        scheduler: its state dict; empty for none.
-        random: the states of all ranks, in their order; those of one rank where only that has saved any.
+        moments: the optimizer's state by fqn and name, as whole tensors, 0-d for numbers; empty without an optimizer.
+        param_groups: the optimizer's param groups, with fqns as `params`.
+        optimizer_name: the optimizer's name in the checkpoint, which may be its class; empty without an optimizer.
+        scheduler: the scheduler's state dict; empty without a scheduler.
+        random: the random states of all ranks, in their order; of one rank if only that rank has saved its states.
     """
 
     path: Path
@@ -165,13 +165,13 @@ class SavedRun:
 
 
 def read(ck: api.Checkpoint, names: list[str], batch: int) -> SavedRun:
-    """Find everything in a checkpoint that was opened with all ranks.
+    """Find all state for resuming in a checkpoint that was opened with all ranks.
 
-    What a layout calls by number is named by `names`, fqns of the optimizer's parameters in its order. Layouts that
-    count steps only need `batch`, sequences per share and step.
+    `names` are the fqns of the optimizer's parameters in its order, for layouts that number parameters. `batch` is the
+    number of sequences per share and step, for layouts that count steps only.
 
     Raises:
-        ReadError: it cannot be read.
+        ReadError: the checkpoint cannot be read.
     """
     model: dict[str, Saved] = {name: value for name, value in ck.model.items() if isinstance(value, api.Tensor)}
     # A module around the model puts its name before every fqn, such as Lightning's `model.`.
@@ -180,15 +180,15 @@ def read(ck: api.Checkpoint, names: list[str], batch: int) -> SavedRun:
     fqns: dict[Any, str] = {f"?{number}": name for number, name in enumerate(names)} | dict(enumerate(names))
     fqns |= {prefix + name: name for name in names}
     plain_names = {name.removeprefix(prefix): value for name, value in model.items()}
-    # safetensors do not have the second names of tensors.
+    # safetensors files do not have the second names of tied tensors.
     tied = {name: plain_names[tied_to] for name, tied_to in TIED.items() if tied_to in plain_names}
     optimizer_name, optimizer = next(iter(ck.optimizers.items()), ("", None))
     moments = _moments(optimizer, fqns) if optimizer else {}
     random = [state for tree in _by_rank(ck) if (state := find_random_states(_plain(tree)))]
-    # As the checkpoint says, else as the optimizer has counted.
+    # The step as the checkpoint states it, else as the optimizer has counted.
     counted = (int(_plain(state["step"])) for state in moments.values() if "step" in state)
     step = max(counted, default=0) if ck.step.value is None else int(ck.step.value)
-    # One file is what one rank wrote for all, however many they were.
+    # A single file was written by one rank for all ranks, and does not say how many they were.
     ranks = None if len(ck.files) == 1 and ck.world_size.value == 1 else ck.world_size.value
     return SavedRun(
         path=ck.path,
@@ -205,7 +205,7 @@ def read(ck: api.Checkpoint, names: list[str], batch: int) -> SavedRun:
 
 
 def _moments(optimizer: Optimizer, fqns: Mapping[Any, str]) -> dict[str, dict[str, Saved]]:
-    # A number of the optimizer's, such as `step`, is a 0-d tensor in some layouts and a plain one in others.
+    # A number of the optimizer, such as `step`, is a 0-d tensor in some layouts and a plain number in others.
     return {
         fqns.get(key, key): {n: v if isinstance(v, api.Tensor) else torch.tensor(v) for n, v in state.items()}
         for key, state in optimizer.state.items()
@@ -218,7 +218,7 @@ def _param_groups(optimizer: Optimizer, fqns: Mapping[Any, str]) -> list[dict[st
 
 
 def _position(ck: api.Checkpoint, step: int, shares: int | None, batch: int) -> Position | None:
-    """The position of the run in its data: as stated, else where its steps lead to, else at the start of an epoch."""
+    """The position of the run in its data: as stated, else computed from its steps, else the start of its epoch."""
     trees = ({section.path[-1]: section.value} for section in ck.of_kind("other"))
     nodes = [node for tree in trees for _, node in nodes_in(tree, (dict,))]
     for node in nodes:
@@ -235,7 +235,7 @@ def _position(ck: api.Checkpoint, step: int, shares: int | None, batch: int) -> 
 
 
 def _by_rank(ck: api.Checkpoint) -> Iterator[Any]:
-    """Yield what each rank has saved of random states: in files of its own, or gathered in one tree."""
+    """Yield the random states that each rank has saved: in files of its own, or gathered in one tree."""
     for section in ck.of_kind("rng"):
         if section.path in ck.per_rank:
             yield from (tree for _, tree in sorted(ck.per_rank[section.path].items()))
@@ -246,7 +246,7 @@ def _by_rank(ck: api.Checkpoint) -> Iterator[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The value that torch and NumPy take: tensors are loaded, arrays made, containers copied."""
+    """Convert a saved value to one that torch and NumPy take: load tensors, make arrays, copy containers."""
     if isinstance(value, api.Tensor):
         return value.load()
     if isinstance(value, NumpyArray):
@@ -260,26 +260,26 @@ def _plain(value: Any) -> Any:
 
 # -- going on from a checkpoint, as if the run had never stopped -------------------------------------------------------
 # `dcp.load` fills this run's state dict, and `set_model_state_dict` and `set_optimizer_state_dict` put it into the run:
-# strategy, number of ranks and layout may be others than those that saved.
+# strategy, number of ranks and layout may differ from those of the saved run.
 #
-# Of several checkpoints it is the newest that is whole, by the search and the checks of `ls --deep`. What differs is
-# the question: a run may also name one checkpoint, or remember which it saved itself; its own `full.pt` is none to go
-# on from; and links are followed, for they are the user's own.
+# A run resumes from the newest whole checkpoint, by the search and the checks of `ls --deep`. Unlike `ls` it may also
+# be given one checkpoint, or know the checkpoints that it has saved itself. It never resumes from its own `full.pt`,
+# and it follows links, because they are the user's own.
 
 
-# What the state of each schedule has and no other's.
+# A key that only the state of this schedule has.
 SCHEDULERS = {"cosine": "T_max", "lambda": "lr_lambdas"}
 
 
 def resume(run: Run, paths: list[Path], report: Say) -> None:
-    """Bring a prepared run to where a saved one was, by the newest whole one of some checkpoints; a collective.
+    """Restore a prepared run from the newest whole checkpoint of some; a collective.
 
     Raises:
-        NotWholeError: none of them is whole.
+        NotWholeError: none of the checkpoints is whole.
         UsageError: the checkpoint is of another model, optimizer or scheduler, or has all the steps already.
         ReadError: a file that was whole a moment ago cannot be read.
     """
-    # The model before it was spread, without values: what it is called, how large it is and in which order.
+    # The model before it was spread, without values: it gives the names, shapes and order of parameters.
     with torch.device("meta"):
         model = Transformer(run.options.size)
     path = made_by_rank_0(lambda: newest_whole(paths, report, model))
@@ -294,7 +294,7 @@ def resume(run: Run, paths: list[Path], report: Say) -> None:
 
 
 def _open(run: Run, model: Transformer, path: Path) -> SavedRun:
-    """Open it; tensors are not read yet."""
+    """Open the checkpoint at `path`; no tensors are read yet."""
     names = trained_names(run.options.optimizer, model)
     return read(api.open(path, all_ranks=True, shapes=model), names, run.options.batch)
 
@@ -319,7 +319,7 @@ def _refuse_another(run: Run, model: Transformer, saved: SavedRun) -> None:
 
 
 def _restore(run: Run, saved: SavedRun) -> None:
-    # Asked for its state dict, an optimizer that has not moved yet makes moments of zero, which are then filled.
+    # When asked for its state dict, an optimizer without steps makes moments of zero, which are then filled.
     model = dict(get_model_state_dict(run.model))
     optimizer: dict[str, Any] = {"state": {}}
     if saved.moments:
@@ -348,9 +348,9 @@ def by_key(model: dict[str, Any], moments: dict[str, dict[str, Any]]) -> dict[st
 
 
 def _as_saved(group: dict[str, Any], saved: SavedRun) -> dict[str, Any]:
-    """A param group with the hyperparameters that were saved; `betas`, which may have become a list, is a tuple again.
+    """Put the saved hyperparameters into a param group; `betas`, which may have become a list, is a tuple again.
 
-    Groups are recognised by their parameters: a stage of a pipeline has some of them, and others may be cut anew.
+    The saved group is the one with a parameter in common: other pipeline stages may have the other parameters of it.
     """
     found = next((other for other in saved.param_groups if set(group["params"]) & set(other["params"])), {})
     known = {key: value for key, value in found.items() if key in group and key != "params"}
@@ -358,7 +358,7 @@ def _as_saved(group: dict[str, Any], saved: SavedRun) -> dict[str, Any]:
 
 
 def _restore_scheduler(run: Run, saved: SavedRun) -> None:
-    """Put the scheduler where it was; it follows from the steps where the layout does not keep it."""
+    """Restore the scheduler, or compute its state from the steps if the layout does not keep it."""
     if saved.scheduler:
         known = run.scheduler.state_dict().keys()
         run.scheduler.load_state_dict({key: value for key, value in saved.scheduler.items() if key in known})
@@ -370,7 +370,7 @@ def _restore_scheduler(run: Run, saved: SavedRun) -> None:
 
 
 def _summary(run: Run, saved: SavedRun) -> Iterator[str]:
-    """Say where the run goes on, and what does not go on as it was."""
+    """Yield lines that say where the run resumes, and which state does not continue as it was."""
     yield f"resumed from {saved.path}: step {run.step}, epoch {run.epoch}, sample {run.position.samples}"
     missing = [name for name, value in {"optimizer": saved.moments, "random states": saved.random}.items() if not value]
     if saved.position is None or not saved.position.exact:
@@ -388,7 +388,7 @@ def _summary(run: Run, saved: SavedRun) -> Iterator[str]:
 
 
 def _draws_apart(run: Run, saved: SavedRun) -> bool:
-    """Whether ranks of a share draw numbers of their own here, and as many ranks saved."""
+    """Whether ranks of a share draw random numbers of their own in this run, and as many ranks saved."""
     return run.strategy.in_parts and len(saved.random) == dist.get_world_size()
 
 
@@ -402,8 +402,8 @@ SAVED = "saved"
 def to_go_on_from(options: CreateOptions, partial: Path) -> list[Path]:
     """List the checkpoints that a run may begin with: its own if it was started again, else those of `--resume`.
 
-    An outer torchrun starts the ranks again without what was remembered; then everything in OUT is this run's, unless
-    something else was there already.
+    If an outer torchrun starts the ranks again, the run's list is lost. Then all checkpoints in OUT are taken for this
+    run's, unless `force` allowed others to be there before.
     """
     if restarts() > 0:
         if saved := (partial / SAVED).read_text().splitlines():
@@ -421,11 +421,10 @@ def remember(partial: Path, files: tuple[Path, ...]) -> None:
 
 
 def newest_whole(paths: Iterable[Path], report: Say, model: nn.Module | None = None) -> Path | None:
-    """The path that opens the newest whole one of several checkpoints; None where none is.
+    """The path that opens the newest whole checkpoint of several; None if no checkpoint is whole.
 
-    Every byte is read and compared with its checksum: a run that goes on from damaged weights would not notice. Each
-    checkpoint that is passed over is reported. The model, not wrapped, gives the shapes that FSDP1's local state dicts
-    lack.
+    Every byte is read and compared with its checksum: a run that resumes from damaged weights would not notice. Each
+    skipped checkpoint is reported. The model, not wrapped, gives the shapes that FSDP1's local state dicts lack.
     """
     opened = partial(open_checkpoint, shapes=model)
     found: list[CheckpointRow] = []
@@ -446,10 +445,10 @@ def newest_whole(paths: Iterable[Path], report: Say, model: nn.Module | None = N
 
 
 def found_at(path: Path) -> list[Path]:
-    """List the checkpoints that a path leads to, a file or folder of each: itself, or those in a folder.
+    """List the checkpoints at a path, each by a file or folder: the path itself, or all checkpoints in the folder.
 
     Raises:
-        ReadError: there is none.
+        ReadError: there is no checkpoint.
     """
     if not path.exists():
         raise ReadError(path, "no such file or folder", "absent")

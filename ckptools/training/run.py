@@ -2,7 +2,7 @@
 
 Collectives are called by every rank of a group together: all_reduce (each gets the sum), all_gather (each gets
 all pieces), reduce_scatter (each gets a piece of the sum), broadcast, all_to_all, barrier. Point to point
-are send and recv: one rank to one other. Some are started by threads of autograd, which the profiler sees too.
+are send and recv: one rank to one other. Threads of autograd start some of them, which the profiler sees too.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Run:
         scheduler: moved once per step.
         loader: this rank's share of the data.
         step: optimizer steps taken, since the very start.
-        losses: mean loss over all ranks, before each step; those of a run that this one goes on from are the first,
-            where they are known.
+        losses: mean loss over all ranks, before each step; after a resume the losses of the earlier run come first,
+            if they are known.
         elapsed: wall-clock time of the steps taken here, the mean over all ranks.
     """
 
@@ -127,7 +127,7 @@ def train(run: Run, report: Say, save: Callable[[Run], None]) -> None:
 
 
 def prepare(options: CreateOptions, report: Say) -> Run:
-    """Build the model and spread it; the run is at its start."""
+    """Build the model, spread it over the ranks, and return the run before its first step."""
     torch.manual_seed(options.seed)
     hardware = backends.chosen_here(options.hardware)
     device = backends.own_device(hardware)
@@ -165,7 +165,7 @@ def train_step(run: Run, tokens: Tensor) -> float:
 
 
 def _die_if_asked(run: Run, report: Say) -> None:
-    """End this rank as a machine that fails would, if it is the one; not again after a restart."""
+    """Kill this rank, as a failing machine would, if the options name it and this step; not again after a restart."""
     rank, step = run.options.resuming.killed or (0, 0)
     if run.step != step or restarts() > 0:
         return
@@ -175,7 +175,7 @@ def _die_if_asked(run: Run, report: Say) -> None:
 
 
 def _mean_over_ranks(value: Tensor) -> float:
-    """Average a 0-d tensor over the ranks, so that all of them count with the same number; a collective."""
+    """Average a 0-d tensor over the ranks, so that all ranks have the same number; a collective."""
     mean = value / dist.get_world_size()
     dist.all_reduce(mean)
     return mean.item()
@@ -197,7 +197,7 @@ def made_by_rank_0(make: Callable[[], T]) -> T:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """FSDP1 and ShardedTensor announce their retirement; whoever asks for them here knows."""
+    """Silence torch's warnings that FSDP1 and ShardedTensor are deprecated: the user has asked for them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -207,27 +207,27 @@ def quiet() -> Iterator[None]:
 
 
 def place(run: Run, folder: Path) -> Path:
-    """Say where in `folder` this rank's file goes, and make the folders on the way there."""
+    """The path in `folder` of this rank's file; makes the folders that lead to it."""
     path = folder / run.options.template.format(**_values(run))
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def place_folder(run: Run, folder: Path) -> Path:
-    """Say which folder in `folder` the files of all ranks go to, and make it; without a name `folder` itself."""
+    """The folder in `folder` for the files of all ranks, which this makes; `folder` itself if the name is empty."""
     path = folder / run.options.template.format(**_values(run))
     path.mkdir(parents=True, exist_ok=True)
     return path
 
 
 def of_any_rank(run: Run) -> str | None:
-    """Make a regular expression for the file of any rank; None where the layout's own names are used."""
+    """Make a regular expression for the file of any rank; None if the layout's own names are used."""
     template = run.options.files.name
     return None if template is None else name_of_any_rank(template, _values(run))
 
 
 def _values(run: Run) -> dict[str, int | str]:
-    """Values of the fields; launchers set the local rank and the node's, except those with one node."""
+    """The values of the template's fields; a launcher that sets no local rank or node rank has one node."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     return {
         "run_name": run_name(run.options, world_size),
@@ -246,10 +246,10 @@ def _values(run: Run) -> dict[str, int | str]:
 def full_state(run: Run) -> dict[str, Any]:
     """Gather `{"model": {fqn: tensor}, "optimizer": {"state": {fqn: {name: value}}, ...}}` on every rank; a collective.
 
-    It is what a consolidated checkpoint must be equal to. No `cpu_offload` on the CPU: there it copies nothing, and
+    A consolidated checkpoint must be equal to this state. No `cpu_offload` on the CPU: there it copies nothing, and
     FSDP1's tensors are then views of a freed buffer.
     """
-    # torch remarks on matrices that tensor parallel and FSDP2 cut both, which take two all-gathers.
+    # Silence torch's remark that a matrix that both tensor parallel and FSDP2 cut takes two all-gathers.
     logging.getLogger("torch.distributed.tensor").setLevel(logging.ERROR)
     options = StateDictOptions(full_state_dict=True, cpu_offload=run.device.type != "cpu")
     model, optimizer = get_state_dict(run.model, run.optimizer, options=options)
@@ -258,9 +258,9 @@ def full_state(run: Run) -> dict[str, Any]:
 
 
 def _union(mine: dict[str, Any]) -> dict[str, Any]:
-    """Put together what each rank alone has; a collective.
+    """Join the parts of the state that single ranks have; a collective.
 
-    Param groups are the same on all ranks but for their parameters, of which every rank lists its own.
+    Param groups are the same on all ranks, except that each rank lists only its own parameters.
     """
     parts: list[dict[str, Any]] = [{}] * dist.get_world_size()
     dist.all_gather_object(parts, mine)
@@ -287,7 +287,7 @@ BACKENDS = ("gloo:", "nccl:")
 
 
 def _recorded(step: Callable[[], float], report: Say) -> float:
-    """Take a step and report what each rank sent and received in it; a collective; returns what `step` does."""
+    """Take a step, report what each rank sent and received in it, and return the step's loss; a collective."""
     # Kineto announces itself on stderr otherwise.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as events:
@@ -307,7 +307,7 @@ def _recorded(step: Callable[[], float], report: Say) -> float:
 
 
 def table(everyone: list[dict[str, tuple[int, int]]]) -> Iterator[str]:
-    """Lines of what each rank did; ranks that did the same share one."""
+    """Yield the lines of a table of each rank's collectives; ranks with the same counts share a line."""
     yield "one step            calls   elements   ranks"
     rows: dict[tuple[str, int, int], list[int]] = {}
     for rank, operations in enumerate(everyone):

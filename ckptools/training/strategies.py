@@ -40,14 +40,14 @@ from ckptools.training.model import Block, Experts, MixtureOfExperts, Transforme
 from ckptools.training.options import CreateOptions, ParallelOptions
 from ckptools.training_state.optimizers import without_ddp
 
-# -- the record that every strategy is, and DDP, the plainest of them --------------------------------------------------
+# -- the record of a strategy, and DDP, the simplest strategy ----------------------------------------------------------
 
 
 StateDict = dict[str, Any]
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return where the model is, which is where its shards stay: the rank's own GPU, or the CPU."""
+    """The device of the model, on which its shards stay: the rank's own GPU, or the CPU."""
     return next(model.parameters()).device
 
 
@@ -69,12 +69,14 @@ class Strategy:
 
     Attributes:
         wrap: spreads a model that every rank has built alike.
-        model_state: as this rank saves it, under plain fqns: parameters as DTensors, buffers as plain tensors.
-        optimizer_state: as this rank saves it, under fqns: moments as DTensors, `step` a plain 0-d tensor.
-        together: the ranks that hold pieces of one copy of the model and so see the same data: each `alone`, those of a
-            tensor-parallel `group`, or `all`.
+        model_state: returns the model's state that this rank saves, under plain fqns: parameters as DTensors, buffers
+            as plain tensors.
+        optimizer_state: returns the optimizer's state that this rank saves, under fqns: moments as DTensors, `step` a
+            plain 0-d tensor.
+        together: the ranks that hold pieces of one copy of the model and so see the same data: each rank `alone`, the
+            ranks of a tensor-parallel `group`, or `all`.
         backward: takes one batch through the model and leaves the gradients; returns the loss.
-        in_parts: ranks have parameters of their own, so that the whole state is all of theirs together.
+        in_parts: whether ranks have parameters of their own, so that only all ranks together have the whole state.
     """
 
     wrap: Callable[[nn.Module, CreateOptions], nn.Module]
@@ -105,13 +107,13 @@ def without_wrapper(model: nn.Module) -> StateDict:
     return wrapped.state_dict()
 
 
-# -- expert parallel: each rank has some of the experts, and tokens travel to the rank of theirs and back --------------
-# All but the experts is repeated on every rank, its gradients averaged as DDP does; an expert is on one rank only, and
-# gets its gradients from all ranks' tokens, for an all-to-all goes backward as well.
+# -- expert parallel: each rank has some of the experts, and tokens travel to the rank of their expert and back --------
+# All other modules are repeated on every rank, and their gradients averaged as DDP does. An expert is on one rank only,
+# and gets its gradients from all ranks' tokens, because the backward pass has an all-to-all as well.
 
 
 def wrap_experts(model: nn.Module, options: CreateOptions) -> nn.Module:
-    """Leave each rank its experts; the model stays the object that it was."""
+    """Cut the experts over the ranks; `model` is changed in place and returned."""
     mesh = init_device_mesh(device_of(model).type, (dist.get_world_size(),), mesh_dim_names=("ep",))
     for module in model.modules():
         if isinstance(module, MixtureOfExperts):
@@ -124,21 +126,21 @@ def wrap_experts(model: nn.Module, options: CreateOptions) -> nn.Module:
 
 
 def run_on_their_ranks(group: dist.ProcessGroup, experts: Experts, tokens: Tensor, counts: Tensor) -> Tensor:
-    """Send tokens to the ranks of their experts, take there those that came, and send them back; a collective.
+    """Send tokens to the ranks of their experts, run the experts there, and send the results back; a collective.
 
     Args:
         group: the ranks that share the experts.
-        experts: of this rank.
+        experts: the experts of this rank.
         tokens: features (n, width) of this rank, sorted by expert.
         counts: int64 (experts of all ranks), how many tokens each expert has.
     """
-    # Row r is what this rank sends to rank r, and after the exchange what rank r sends here: a count per expert.
+    # A count per expert: row r of `sent` is for tokens from here to rank r, row r of `came` for tokens from rank r.
     sent = counts.view(group.size(), -1)
     came = torch.empty_like(sent)
     dist.all_to_all_single(came, sent, group=group)
     there, here = sent.sum(1).tolist(), came.sum(1).tolist()
     arrived = all_to_all_single_autograd(tokens, here, there, group)
-    # They arrive by rank, and within a rank by expert; the experts want all of the first before all of the second.
+    # Tokens arrive sorted by rank, and within a rank by expert; the experts take tokens sorted by expert alone.
     expert = torch.arange(came.shape[1], device=came.device).repeat(group.size()).repeat_interleave(came.flatten())
     order = expert.argsort(stable=True)
     made = experts(arrived[order], came.sum(0))
@@ -157,18 +159,18 @@ def backward_of_experts(model: nn.Module, tokens: Tensor) -> Tensor:
     return loss
 
 
-# -- fully sharded data parallel, both of torch's: each rank holds a part of every parameter ---------------------------
-# In FullyShardedDataParallel, the first FSDP, parameters are slices of one flat tensor per wrapped unit. What a rank
-# then saves is its state dict's type:
+# -- both of torch's fully sharded data parallels: each rank holds a part of every parameter ---------------------------
+# In FullyShardedDataParallel, the first FSDP, parameters are slices of one flat tensor per wrapped unit. The type of
+# state dict decides what a rank then saves:
 #
 # | type | without a device mesh | with one |
 # |---|---|---|
 # | sharded | ShardedTensor, cut along dim 0 | DTensor |
-# | local | the flat tensors as they are, without names and shapes of what is in them | refused by torch |
+# | local | the flat tensors as they are, without names and shapes of the parameters in them | refused by torch |
 # | full | whole tensors, on rank 0; the other ranks' state dicts are empty | the same |
 #
 # With `use_orig_params` the optimizer sees views of the flat tensors under the parameters' names. Without, it sees the
-# flat tensors: one may not mix frozen and trained parameters, nor weight decay and none.
+# flat tensors: a flat tensor may not mix frozen and trained parameters, nor parameters with and without weight decay.
 #
 # With `fully_shard`, the second FSDP, every parameter is a DTensor, cut along dim 0, over all ranks or in rows of them.
 #
@@ -183,7 +185,7 @@ SHARDINGS = {
     "hybrid": ShardingStrategy.HYBRID_SHARD,
 }
 
-# Sums and buffers stay float32: a buffer that FSDP1 casts to bfloat16 is saved with what is left of it.
+# Sums and buffers stay float32: a buffer that FSDP1 casts to bfloat16 is saved with the precision of bfloat16.
 PRECISIONS_1 = {
     "fp32": None,
     "bf16": MixedPrecision(torch.bfloat16, torch.float32, torch.float32, cast_forward_inputs=True),
@@ -191,7 +193,7 @@ PRECISIONS_1 = {
 
 
 def wrap_units(model: nn.Module, unit: type[nn.Module], parallel: ParallelOptions | None = None) -> nn.Module:
-    """Wrap each module of the class `unit`, and the root with what is left; choose the type of its state dict."""
+    """Wrap each module of the class `unit`, and the root with all other modules; choose the type of state dict."""
     parallel = parallel or ParallelOptions()
     wrapped = FullyShardedDataParallel(
         model,
@@ -199,7 +201,7 @@ def wrap_units(model: nn.Module, unit: type[nn.Module], parallel: ParallelOption
         sharding_strategy=SHARDINGS[parallel.sharding],
         mixed_precision=PRECISIONS_1[parallel.precision],
         use_orig_params=parallel.use_orig_params,
-        # A flat parameter is trained as one; what is frozen stays outside, whole on every rank.
+        # A flat parameter is trained as a whole; frozen parameters stay outside of it, whole on every rank.
         ignored_states=None if parallel.use_orig_params else [p for p in model.parameters() if not p.requires_grad],
         device_id=device_of(model),
         **_ranks(model, parallel),
@@ -216,7 +218,7 @@ def wrap_units(model: nn.Module, unit: type[nn.Module], parallel: ParallelOption
 
 
 def _ranks(model: nn.Module, parallel: ParallelOptions) -> dict[str, Any]:
-    """Say which ranks share the shards, by a device mesh or by process groups; all of them, where nothing is said."""
+    """FSDP1's arguments for the ranks that share shards: a device mesh, process groups, or neither for all ranks."""
     if parallel.sharding != "hybrid":
         mesh = init_device_mesh(device_of(model).type, (dist.get_world_size(),)) if parallel.dtensor else None
         return {"device_mesh": mesh}
@@ -228,24 +230,24 @@ def _ranks(model: nn.Module, parallel: ParallelOptions) -> dict[str, Any]:
 
 
 # -- tensor parallel: every matrix is cut, and each rank of a group multiplies with its own part of it -----------------
-# All ranks of a group see the same data and draw the same random numbers. What goes through a cut matrix becomes whole
-# again by a collective: an all-reduce behind rows, an all-gather behind columns where all of it is needed.
+# All ranks of a group see the same data and draw the same random numbers. Features that went through a cut matrix
+# become whole again by a collective: an all-reduce after rows, an all-gather after columns if all of them are needed.
 #
-# Below FSDP2 it is a dimension of a mesh of two, or of three when the shards have replicas (HSDP). Tensor parallel cuts
-# first, within neighbouring ranks; FSDP2 then cuts the parts. A matrix that both cut along dim 0 lies in the files as
-# `(_StridedShard(0), Shard(0))`: FSDP's dimension comes first in the mesh though its cut came second.
+# With FSDP2, tensor parallel is one of two dimensions of a mesh, or of three if the shards have replicas (HSDP). Tensor
+# parallel cuts first, within neighbouring ranks; FSDP2 then cuts the parts. A matrix that both cut along dim 0 lies in
+# the files as `(_StridedShard(0), Shard(0))`: FSDP's dimension comes first in the mesh though its cut came second.
 
 
 def plan(layers: int) -> dict[str, ParallelStyle]:
-    """Say for each matrix how it is cut; what is not named stays whole on every rank: norms, scales, `start`.
+    """The way to cut each matrix; parameters that are not named stay whole on every rank: norms, scales, `start`.
 
     The perceptron is the pattern to know: `up` is cut by its outputs and `down` by its inputs, so that between them
-    no rank needs what another has. DTensor in between (`use_local_output=False`), because a hidden size that does not
-    divide makes parts of unequal length, and a plain tensor does not say what it is a part of.
+    no rank needs another rank's features. They are a DTensor in between (`use_local_output=False`), because a hidden
+    size that does not divide makes parts of unequal length, and a plain tensor does not know the size of the whole.
 
     Attention is the pattern's exception. To cut it between heads, heads must divide by the group's size (5 do not), and
     the rows of `qkv` must lie head by head (they are all queries, then all keys, then all values). So the matrices
-    are cut all the same, what `qkv` makes is gathered, and every rank mixes all heads.
+    are cut without regard to heads, the output of `qkv` is gathered, and every rank mixes all heads.
     """
     styles: dict[str, ParallelStyle] = {
         "emb": RowwiseParallel(input_layouts=Replicate()),
@@ -269,7 +271,7 @@ PRECISIONS_2 = {"fp32": MixedPrecisionPolicy(), "bf16": MixedPrecisionPolicy(tor
 def wrap_on_mesh(names: tuple[str, ...], model: nn.Module, options: CreateOptions) -> nn.Module:
     """Arrange the ranks in a mesh with dimensions of these names; cut over `tp`, then shard over the others.
 
-    The model stays the object that it was.
+    `model` is changed in place and returned.
     """
     parallel, world_size = options.parallel, dist.get_world_size()
     sizes = {"replicate": parallel.replicas, "tp": parallel.tensor_parallel_size if len(names) > 1 else world_size}
@@ -285,7 +287,7 @@ def wrap_on_mesh(names: tuple[str, ...], model: nn.Module, options: CreateOption
         model.head.weight = model.emb.weight  # type: ignore[union-attr]
     if sharding := tuple(name for name in names if name != "tp"):
         over, policy = mesh[sharding] if "tp" in names else mesh, PRECISIONS_2[parallel.precision]
-        # Each block, and the root with what is left.
+        # Each block, and the root with all other modules.
         for module in [*(module for module in model.modules() if isinstance(module, Block)), model]:
             fully_shard(module, mesh=over, mp_policy=policy)
     return model
@@ -300,14 +302,14 @@ def wrap_on_mesh(names: tuple[str, ...], model: nn.Module, options: CreateOption
 
 
 class Stage(NamedTuple):
-    """How one rank takes a batch through the pipeline; `ends` are the first and the last rank, where those are two."""
+    """How one rank takes a batch through the pipeline; `ends` is the group of the first and the last rank."""
 
     schedule: ScheduleGPipe
     ends: dist.ProcessGroup | None
 
 
 def wrap_stages(model: nn.Module, options: CreateOptions) -> nn.Module:
-    """Leave of the model what this rank's stage has; the model stays the object that it was."""
+    """Reduce the model to the modules of this rank's stage; `model` is changed in place and returned."""
     assert isinstance(model, Transformer)
     rank, stages = dist.get_rank(), dist.get_world_size()
     shapes = _shapes(options, device_of(model))
@@ -326,9 +328,10 @@ def wrap_stages(model: nn.Module, options: CreateOptions) -> nn.Module:
 
 
 def _shapes(options: CreateOptions, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Make examples of what one microbatch is at the first stage, between stages, and behind the last.
+    """Make example tensors of one microbatch: the input of the first stage, between stages, the output of the last.
 
-    Without them the schedule would run every stage once to see: `seen` would count tokens that were not trained on.
+    Without them the schedule would run every stage once to find the shapes, and `seen` would count tokens that were not
+    trained on.
     """
     size = options.size
     tokens = torch.zeros(options.batch // options.parallel.microbatches, size.context, dtype=torch.int64, device=device)
@@ -337,7 +340,7 @@ def _shapes(options: CreateOptions, device: torch.device) -> tuple[Tensor, Tenso
 
 
 def keep_stage(model: Transformer, stage: int, stages: int) -> None:
-    """Drop what is of other stages: blocks are dealt evenly, the earlier stages have one more where they must."""
+    """Drop the modules of other stages; blocks are dealt evenly, with one more for earlier stages if they must."""
     layers = len(model.blocks)
     for number in range(layers):
         if not stage * layers <= number * stages < (stage + 1) * layers:
@@ -373,7 +376,7 @@ def backward_of_stages(model: nn.Module, tokens: Tensor) -> Tensor:
 BY_NAME: dict[str, Strategy] = {
     # The optimizer's own state dict: parameters are integers, in the order of the groups.
     "ddp": Strategy(wrap_ddp, without_wrapper, lambda _, optimizer: optimizer.state_dict()),
-    # Of the type that was chosen; of the local type the moments are sharded tensors.
+    # In the type of state dict that was chosen; with the local type the moments are sharded tensors.
     "fsdp1": Strategy(
         lambda model, options: wrap_units(model, Block, options.parallel),
         lambda model: model.state_dict(),
@@ -390,6 +393,6 @@ BY_NAME: dict[str, Strategy] = {
 
 
 def plain_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the wrapped model's parameters under the fqns that they had before."""
+    """Yield the wrapped model's parameters under the fqns that they had before wrapping."""
     for name, param in model.named_parameters():
         yield without_ddp(name), param

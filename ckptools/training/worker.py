@@ -1,7 +1,7 @@
 """`python -m ckptools.training.worker OPTIONS PARTIAL ANSWER LOUD`: the process that the launcher starts per rank.
 
-OPTIONS is JSON, PARTIAL the folder for files in the making, ANSWER a file in which the first rank of the node writes
-what came out, LOUD is `loud` or `quiet`. A failure goes to torchelastic's error file, from which the launcher makes one
+OPTIONS is JSON, PARTIAL the folder for unfinished files, ANSWER the file into which the first rank of the node writes
+the result, LOUD is `loud` or `quiet`. A failure goes to torchelastic's error file, from which the launcher makes one
 line.
 """
 
@@ -24,7 +24,7 @@ from ckptools.training import options as choices
 from ckptools.training.options import CreateOptions
 from ckptools.training.output import Created
 
-# Seconds between two looks at whether the launcher is there.
+# Seconds between two checks that the launcher is alive.
 _LOOK = 1.0
 
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -55,14 +55,14 @@ def be_spawned(*words: str) -> None:
     """Run one rank in a process that `torch.multiprocessing` has started."""
     if code := main(list(words)):
         os._exit(code)
-    # Once the launcher has read that this has returned. See below for why.
+    # Exit at once, after the launcher has read that this function returned; the last lines of this file say why.
     atexit.register(os._exit, 0)
 
 
 def record_failure(error: Exception) -> None:
     """Write torchelastic's error file, whole or not at all.
 
-    A rank can be aborted by a gloo thread while it writes, and torchelastic raises at an error file that is cut.
+    A gloo thread can abort a rank while it writes, and torchelastic raises an error if the error file is cut.
     """
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
@@ -73,7 +73,7 @@ def record_failure(error: Exception) -> None:
 
 
 def _end_after(launcher: int) -> None:
-    """End this rank when its launcher has died: no other process would, or waits for its results."""
+    """End this rank when its launcher has died: no other process would end it or waits for its result."""
     while os.getppid() == launcher:
         time.sleep(_LOOK)
     os._exit(1)
@@ -82,20 +82,20 @@ def _end_after(launcher: int) -> None:
 def prepare_process() -> None:
     """Prepare the process before torch is imported: threads, network, signals, C++ warnings, garbage collection."""
     calm_torch()
-    # Imports make some 300,000 objects that stay; looking for garbage among them so often is a quarter of their time.
+    # Imports make some 300,000 objects that stay; by default a quarter of the time is spent searching them for garbage.
     gc.set_threshold(200_000)
     use_loopback()
-    # The launcher cleans up; a rank that is stopped prints nothing.
+    # The launcher cleans up, and a rank that Ctrl-C stops prints nothing.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def arguments(options: CreateOptions, partial: Path, answer: Path, verbose: bool) -> list[str]:
-    """The words that `main` takes."""
+    """The command-line arguments of `main`."""
     return [choices.to_json(options), str(partial), str(answer), "loud" if verbose else "quiet"]
 
 
 def to_json(created: Created) -> str:
-    """Write the answer down for the launcher."""
+    """Encode the result for the launcher."""
     return json.dumps(dataclasses.asdict(created), default=str)
 
 
