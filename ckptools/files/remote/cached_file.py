@@ -1,4 +1,4 @@
-"""A remote file read by ranges: blocks that were fetched are kept, and a small read brings those behind it.
+"""A remote file, read by ranges: fetched blocks are kept, and a small read also fetches the blocks after it.
 
 A request costs as much time as the transfer of a megabyte.
 """
@@ -13,28 +13,28 @@ from threading import Lock
 from ckptools.files.storage import Status
 
 BLOCK = 1 << 10
-"""Bytes of a block; ranges are fetched from a multiple of it, unless they are large."""
+"""Bytes of a block; a range is fetched from a multiple of it on, unless the range is large."""
 
 SMALL = 4 << 10
-"""Bytes that a small read becomes; the first records and headers of a file lie in them."""
+"""Bytes that a small read fetches; the first records and headers of a file lie in them."""
 
 TAIL = 8 << 10
 """Bytes fetched for a read near the end of a file: a zip archive's end and the last entries of its directory."""
 
 LARGE = 1 << 20
-"""Bytes up to which a read is kept, and that sequential small reads grow to."""
+"""Reads of at most this many bytes are kept; sequential small reads grow up to it."""
 
 REQUEST = 4 << 20
 """Bytes of one request, at most, that fetches several ranges."""
 
 GAP = 16 << 10
-"""Bytes between two ranges that are fetched rather than making a second request."""
+"""At most this many bytes between two ranges are fetched with them, to save a second request."""
 
 MAX_KEPT = 64 << 20
-"""Bytes kept of all files of a store together; the file that was used longest ago goes first."""
+"""Bytes kept of all files of a store together; the least recently used file is dropped first."""
 
 Fetch = Callable[[int, int], bytes]
-"""Returns the bytes from an offset to before another, all of them, or raises OSError."""
+"""Returns all bytes from an offset to before another offset, or raises OSError."""
 
 
 class BlockCache:
@@ -46,7 +46,7 @@ class BlockCache:
         self.count = 0
 
     def get(self, key: str, start: int, end: int) -> list[bytes | None]:
-        """The blocks that have the bytes of a range, in order; None for each that is not here."""
+        """The blocks with the bytes of a range, in order; None for a block that is not in the cache."""
         with self._lock:
             blocks = self._files.get(key, {})
             if blocks:
@@ -54,7 +54,7 @@ class BlockCache:
             return list(map(blocks.get, range(start // BLOCK, -(-end // BLOCK))))
 
     def put(self, key: str, start: int, data: bytes) -> None:
-        """Keep the blocks of a range that begins where a block does and ends where one does, or the file."""
+        """Keep the blocks of a range, which begins with a block and ends with a block or with the file."""
         new = {(start + at) // BLOCK: data[at : at + BLOCK] for at in range(0, len(data), BLOCK)}
         with self._lock:
             kept = self._files.setdefault(key, {})
@@ -64,14 +64,14 @@ class BlockCache:
             self._files.move_to_end(key)
             while self.count * BLOCK > MAX_KEPT and len(self._files) > 1:
                 self.count -= len(self._files.popitem(last=False)[1])
-            if self.count * BLOCK > MAX_KEPT:  # of this file alone
+            if self.count * BLOCK > MAX_KEPT:  # This file alone is too large.
                 self._files[key], self.count = new, len(new)
 
 
 def joined(ranges: Iterable[tuple[int, int]], most: int | None = None, gap: int = GAP) -> list[tuple[int, int]]:
-    """Sort ranges, and join those that overlap or lie at most `gap` bytes apart to requests of at most `most` bytes.
+    """Sort ranges, and join ranges at most `gap` bytes apart, or overlapping, to requests of at most `most` bytes.
 
-    Each is from an offset to before another; one of more than `most` bytes is left out.
+    Each range is from an offset to before another; a range of more than `most` bytes is left out.
     """
     found: list[tuple[int, int]] = []
     for start, end in sorted((max(start, 0), end) for start, end in ranges):
@@ -85,10 +85,10 @@ def joined(ranges: Iterable[tuple[int, int]], most: int | None = None, gap: int 
 
 
 class RemoteFile:
-    """An open file of a store, read as a `storage.DiskFile` is.
+    """An open file of a store, with the methods of `storage.DiskFile`.
 
-    `fetch` reads a range of the version that `status` is of. `lock` is taken to fetch for a small read, as other
-    threads often want the same block.
+    `fetch` reads a range of the file's version that `status` describes. `lock` is held while a small read fetches,
+    because other threads often want the same block.
     """
 
     descriptor: int | None = None
@@ -100,7 +100,7 @@ class RemoteFile:
         self._expected: list[tuple[int, int]] = []
 
     def read(self, offset: int, length: int) -> bytes:
-        """The `length` bytes at `offset`."""
+        """Read `length` bytes at `offset`; fewer at the end of the file."""
         end = min(offset + length, self.size)
         if offset >= end:
             return b""
@@ -120,35 +120,35 @@ class RemoteFile:
         return len(data)
 
     def expect(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Note what will be read, so that ranges close together come by one request."""
+        """Announce ranges that will be read, so that one request fetches ranges that lie close together."""
         self._expected = joined(ranges)
 
     def prefetch(self, ranges: Iterable[tuple[int, int]], most: int = REQUEST) -> None:
-        """Fetch and keep what is not here yet of some ranges, by requests of at most `most` bytes."""
+        """Fetch the parts of some ranges that are not in the cache, by requests of at most `most` bytes."""
         for start, end in joined(ranges, most):
             self._bring(start, min(end, self.size))
 
     def close(self) -> None:
-        """Do nothing: what was fetched is kept for who opens it next."""
+        """Do nothing: fetched blocks stay in the cache for the next user of the file."""
 
     def _widened(self, start: int, end: int) -> tuple[int, int]:
-        """A range with what is likely to be read next."""
-        if None not in self._cache.get(self._key, start, end):  # another thread has brought it
+        """Extend a range by bytes that are likely to be read next."""
+        if None not in self._cache.get(self._key, start, end):  # Another thread has fetched it.
             return start, end
         for first, last in self._expected:
             if first <= start < last:
-                # From the range's beginning, where it fits into one request with what is asked for.
+                # From the beginning of the expected range, if one request can hold it and the bytes asked for.
                 first = first if max(last, end) - first <= REQUEST else start
                 return first, min(max(end, min(last, first + REQUEST)), self.size)
         if end > self.size - TAIL:
             return min(start, max(self.size - TAIL, 0)), self.size
         first = start - start % BLOCK
-        behind = first <= self._next < end  # one read behind the other
+        behind = first <= self._next < end  # The read continues the previous one.
         self._window = min(2 * self._window, LARGE) if behind else SMALL
         return start, min(max(end, first + self._window), self.size)
 
     def _bring(self, start: int, end: int) -> bytes:
-        """The blocks of a range; all between the first and the last that are not here are fetched."""
+        """The bytes of a range's blocks; all blocks from the first to the last that the cache lacks are fetched."""
         first, blocks = start // BLOCK, self._cache.get(self._key, start, end)
         missing = [number for number, block in enumerate(blocks) if block is None]
         if not missing:

@@ -1,7 +1,7 @@
-"""The path of something in a store, as `pathlib` has paths: `s3://bucket/run7/ep0-ba100-rank0.pt`.
+"""Paths of files and folders in a store, used like paths of `pathlib`: `s3://bucket/run7/ep0-ba100-rank0.pt`.
 
-What asks a path whether it is a file, how large it is and what lies in it need not know where it lies. Nothing can be
-written through one.
+Code that asks a path for its kind, its size or its files need not know whether it is local or remote. Nothing can be
+written through a remote path.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 _stores: dict[tuple[str, str], Store] = {}
 _queries: dict[tuple[str, str], dict[str, str]] = {}
-"""What follows the `?` in URLs that the user has named, by scheme and host, then key: a secret as a rule."""
+"""The queries, after `?`, of URLs that the user has named, by scheme and host, then key; most are secrets."""
 
 _lock = Lock()
 
 
 class RemotePath(PosixPath):
-    """The path of a file or folder in a store; `/`, `parent`, `name`, `suffix` and all else of a path work on it."""
+    """The path of a file or folder in a store; `/`, `parent`, `name`, `suffix` and the like work as in `pathlib`."""
 
     _store: Store | None = None
 
     def __str__(self) -> str:
         scheme, colon, rest = super().__str__().partition(":/")
-        return f"{scheme}://{rest}" if colon else scheme  # relative to another, it has no scheme
+        return f"{scheme}://{rest}" if colon else scheme  # A path relative to another has no scheme.
 
     @property
     def store(self) -> Store:
-        """The store that it is in.
+        """The store that holds the file or folder.
 
         Raises:
             RemoteError: a package that is needed for this is not installed, or no store has this name.
@@ -60,35 +60,35 @@ class RemotePath(PosixPath):
 
     @property
     def _depth(self) -> int:
-        """How many parts name the place: a bucket or host, or on the Hub `org/name@revision`, of a model as a rule."""
+        """The number of leading parts that name the store: scheme and bucket, host or the Hub's `org/name@revision`."""
         if self.parts[:1] != (f"{HUB}:",):
             return 2
         depth = 4 if self.parts[1:2] in (("datasets",), ("spaces",)) else 3
-        # Of all names of revisions only `refs/pr/7` and `refs/convert/parquet` are written with their slashes.
+        # Only revisions such as `refs/pr/7` and `refs/convert/parquet` are written with their slashes.
         return depth + 2 if self.parts[depth - 1 : depth] and self.parts[depth - 1].endswith("@refs") else depth
 
     def __truediv__(self, other: Any) -> RemotePath:
         below = super().__truediv__(other)
-        below._store = self._store  # of what was listed of the folder then
+        below._store = self._store  # with the listing of the folder that this path has seen
         return below
 
     @property
     def parent(self) -> RemotePath:
-        """The folder that it is in."""
+        """The folder around it."""
         above = super().parent
         above._store = self._store if len(above.parts) >= above._depth else None
         return above
 
     @property
     def key(self) -> str:
-        """Its path in the store."""
+        """The path within the store."""
         return "/".join(self.parts[self._depth :])
 
     def status(self) -> Status:
-        """What is there.
+        """Kind, size, time and version of the file or folder at this path.
 
         Raises:
-            OSError: nothing is there, or the store does not say.
+            OSError: there is no such file or folder, or the store does not say.
         """
         if len(self.parts) < self._depth:
             raise FileNotFoundError(errno.ENOENT, "names no bucket, server or repository")
@@ -99,7 +99,7 @@ class RemotePath(PosixPath):
             raise
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Size, time and kind, as of a file on disk."""
+        """Size, time and kind, in the form that a file on disk has."""
         found = self.status()
         mode = (stat.S_IFDIR if found.is_folder else stat.S_IFREG) | 0o444
         time_ns = int(found.modified * 1e9)
@@ -111,7 +111,7 @@ class RemotePath(PosixPath):
     lstat = stat
 
     def exists(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether anything is there."""
+        """Whether there is a file or folder at this path."""
         try:
             self.status()
         except FileNotFoundError:
@@ -119,30 +119,30 @@ class RemotePath(PosixPath):
         return True
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a file that we may see."""
+        """Whether there is a file at this path that the store lets us see."""
         return self._is_folder() is False
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether files lie below it."""
+        """Whether files lie below this path."""
         return self._is_folder() is True
 
     def _is_folder(self) -> bool | None:
-        """Whether it is a folder; None where nothing is that we may see."""
+        """Whether there is a folder at this path; None if there is nothing that the store lets us see."""
         try:
             return self.status().is_folder
         except (FileNotFoundError, DeniedError):
             return None
 
     def is_symlink(self) -> bool:
-        """Never."""
+        """Always False: a store has no links."""
         return False
 
     def iterdir(self) -> Generator[RemotePath, None, None]:
-        """What lies in it."""
+        """Yield the files and folders in this folder."""
         yield from [self / name for name in self.store.entries(self.key)]
 
     def glob(self, pattern: str, **_: Any) -> Generator[RemotePath, None, None]:
-        """What lies below it by a pattern of names; `**` is not known."""
+        """Yield the paths below this folder that match a pattern of names; `**` is not known."""
         first, slash, rest = str(pattern).partition("/")
         for path in self.iterdir() if self.is_dir() else ():
             if fnmatchcase(path.name, first) and slash:
@@ -151,14 +151,14 @@ class RemotePath(PosixPath):
                 yield path
 
     def absolute(self, **_: Any) -> RemotePath:
-        """Itself: there are no links."""
+        """The path itself: every path has a scheme, and there are no links."""
         return self
 
     resolve: Any = absolute
     expanduser = absolute
 
     def is_absolute(self) -> bool:
-        """Always."""
+        """Always True: every path has a scheme."""
         return True
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
@@ -176,14 +176,14 @@ def stores_are_used() -> bool:
 
 
 def named_url(url: str, by_user: bool = True) -> RemotePath:
-    """The path of a URL; what follows a `?` is kept aside, and sent with each request.
+    """The path of a URL; its query, after `?`, is kept apart and sent with each request.
 
-    A file that is named a second time with another query, or with none, may be another file, so it is at a place of its
-    own, which is shown with a number: `https://host#2/rank0.pt`. A URL that is not `by_user` was spelled by ckptools,
-    which leaves queries out.
+    A file that is named a second time with another query, or without a query, may be another file. So it gets a place
+    of its own, which is shown with a number: `https://host#2/rank0.pt`. A URL that is not `by_user` was spelled by
+    ckptools, which leaves queries out.
 
     Raises:
-        RemoteError: it names no file, or a user's password.
+        RemoteError: the URL names no file, or contains a user's name or password.
     """
     scheme, _, rest = url.partition("://")
     plain, mark, query = rest.partition("?") if scheme in WEB else (rest, "", "")
@@ -196,7 +196,7 @@ def named_url(url: str, by_user: bool = True) -> RemotePath:
     path = RemotePath(f"{scheme}://{plain}")
     if scheme not in WEB or not (by_user or mark):
         return path
-    # The first place where it has this query or was not named yet.
+    # The first place at which the file has this query, or was not named yet.
     places = chain([host], (f"{host}#{number}" for number in count(2)))
     with _lock:
         place = next(p for p in places if _queries.setdefault((scheme, p), {}).setdefault(path.key, query) == query)
@@ -204,21 +204,21 @@ def named_url(url: str, by_user: bool = True) -> RemotePath:
 
 
 def needs_query(path: PurePath) -> bool:
-    """Whether only this process can read a file: a query was named with it, which its path does not show."""
+    """Whether only this process can read a file: it knows the query of the URL, which the path does not show."""
     return isinstance(path, RemotePath) and bool(_queries.get(path._place, {}).get(path.key))
 
 
 def shown_url(url: str | PurePath) -> str:
-    """A URL as it may be shown: without its query and what it says of a user."""
+    """Remove the query, user name and password from a URL, so that it may be shown."""
     scheme, colon, rest = str(url).partition("://")
     host, slash, path = (rest.partition("?")[0] if scheme in WEB else rest).partition("/")
     return f"{scheme}{colon}{host.rpartition('@')[2] if colon else host}{slash}{path}"
 
 
 def refreshed(path: RemotePath) -> RemotePath:
-    """A path in a store that has listed nothing yet, as a user who names a path expects.
+    """The same path in a store without cached listings, as a user who names a path expects.
 
-    What was opened before goes on with what was listed then, and so with those versions of the files.
+    Files that were opened before keep the old listings, and so their versions.
 
     Raises:
         RemoteError: there is no such store.
@@ -227,6 +227,6 @@ def refreshed(path: RemotePath) -> RemotePath:
         known = _stores.get(path._place)
         if known is not None:
             _stores[path._place] = known.anew()
-    path = RemotePath(path)  # the one that was given may be of the store as it was
+    path = RemotePath(path)  # The given path may refer to the store with old listings.
     _ = path.store
     return path

@@ -1,10 +1,10 @@
 """A bucket, server or repository, through a file system of fsspec: list a folder, look at a key, read a range.
 
-What was listed is remembered, so that a hundred questions about the files of a folder are one request, and so that
-every range is read of the version that was listed: a file that is replaced meanwhile is an error, not a mixture.
+Listings are cached, so that a hundred questions about the files of a folder are one request. A range is always read of
+the version that was listed: if the file was replaced meanwhile, that is an error, not a mixture.
 
-Buckets are read through obstore's file system and web servers through fsspec's own, with what we add (`buckets`,
-`web`); the Hugging Face Hub at the commit that a revision is when it is first asked for; any other URL as fsspec does.
+Buckets are read through obstore's file system, extended in this module; web servers through fsspec's own, extended in
+`web`; the Hugging Face Hub at the commit that a revision has when it is first asked for; any other URL as fsspec does.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from ckptools.files.storage import FOLDER, DeniedError, RemoteError, Status, in_
 from ckptools.text import first_line
 
 # -- buckets of S3, Google Cloud Storage and Azure: obstore's file system, with what it leaves out ---------------------
-# That is file times in lists, ranges of one version only (`If-Match`), and uploads of which nothing stays when they
-# fail.
-# Credentials are those of the environment's usual chain: environment variables, then the machine's or container's role;
-# for S3 also the profiles of `~/.aws`, where boto3 is installed.
+# obstore's file system lacks file times in lists, ranges of one version only (`If-Match`), and uploads that leave
+# nothing behind when they fail.
+# Credentials come from the usual chain: environment variables, then the role of the machine or container; for S3 also
+# the profiles of `~/.aws`, if boto3 is installed.
 # Source of the settings: object_store's and obstore's documentation.
 
 
 PART = 8 << 20
-"""Bytes of a part of an upload, at least; those of a store are at least 5 MiB, but for the last."""
+"""At least this many bytes per part of an upload; stores require 5 MiB, except for the last part."""
 
 MAX_PARTS = 9_999
-"""Parts of an upload, less the last; S3 and Google Cloud Storage allow 10,000."""
+"""At most this many parts of an upload, not counting the last; S3 and Google Cloud Storage allow 10,000."""
 
 IN_FLIGHT = 32 << 20
-"""Bytes of one upload that are under way, where that is two parts or more."""
+"""Bytes of one upload that are under way at once, but at least two parts."""
 
 PARTS_LEFT = "the parts that were uploaded could not be removed: abort the upload, or let a rule of the bucket do so"
 
@@ -61,7 +61,7 @@ _REQUEST = re.compile(
     r"(Error performing list request: )?Error performing \w+ (?P<url>\S+) in [^\s,]+"
     r"(, after (?P<retries>\d+) retries, max_retries: \d+, retry_timeout: \w+)?\s+- "
 )
-"""What obstore's errors begin with: the request, with its address."""
+"""The beginning of obstore's errors: the request, with its address."""
 
 CAUSES = {
     "kind: ConnectionRefused": "it refuses the connection",
@@ -71,7 +71,7 @@ CAUSES = {
     "TooManyRedirects": "it redirects more than 10 times",
     "redirect without LOCATION": "it redirects without saying where to; is AWS_REGION the bucket's?",
 }
-"""Why a request failed, by what obstore says for its developers."""
+"""Why a request failed, by words in obstore's errors that are meant for its developers."""
 
 
 class BucketFileSystem(FsspecStore):
@@ -80,7 +80,7 @@ class BucketFileSystem(FsspecStore):
     cachable = False  # the environment may have changed
 
     def __init__(self, scheme: str) -> None:
-        # A server without TLS is only one that the user has named as the endpoint.
+        # A server without TLS is used only if the user has named it as the endpoint.
         plain = any(os.environ.get(name, "").startswith("http://") for name in ENDPOINTS)
         seconds = timedelta(seconds=timeout())
         how: Any = {
@@ -93,7 +93,7 @@ class BucketFileSystem(FsspecStore):
     # Called from threads, obstore itself is a tenth faster than through fsspec's event loop.
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        """What lies in a folder."""
+        """List the files and folders in a folder."""
         bucket, folder = self._split_path(path)
         found = obstore.list_with_delimiter(self._construct_store(bucket), folder or None)
         folders: list[Any] = [{"path": name, "type": "directory"} for name in found["common_prefixes"]]
@@ -101,7 +101,7 @@ class BucketFileSystem(FsspecStore):
         return listed if detail else [one["name"] for one in listed]
 
     def cat_file(self, path: str, start: int, end: int, version: str = "", **_: Any) -> bytes:
-        """The bytes from `start` to before `end`; of a version, if one is given."""
+        """Read the bytes from `start` to before `end`, of the given version of the file, if any."""
         bucket, key = self._split_path(path)
         wanted: Any = {"range": (start, end)} | ({"if_match": version} if version else {})
         try:
@@ -114,10 +114,10 @@ class BucketFileSystem(FsspecStore):
         return bytes(data)
 
     def write_parts(self, path: str, size: int, pieces: Iterator[bytes]) -> None:
-        """Write a large file in parts of at least `PART` bytes. A store knows no condition for that."""
+        """Write a large file in parts of at least `PART` bytes; a store knows no condition for such a write."""
         bucket, key = self._split_path(path)
         count = min(max(1, size // PART), MAX_PARTS)
-        # The last part has less than `count` bytes: what waits in memory for the end of the others is next to nothing.
+        # The last part has less than `count` bytes, so next to nothing waits in memory for the end of the other parts.
         part = max(1, size // count)
         at_once = max(2, min(8, IN_FLIGHT // part))
         how: Any = {"use_multipart": True, "chunk_size": part, "max_concurrency": at_once}
@@ -126,7 +126,7 @@ class BucketFileSystem(FsspecStore):
         def noting() -> Iterator[bytes]:
             try:
                 yield from pieces
-            except Exception as error:  # obstore would make another of it
+            except Exception as error:  # obstore would make another error of it
                 ended.append(error)
                 raise
 
@@ -140,7 +140,7 @@ class BucketFileSystem(FsspecStore):
 
 
 def _profile() -> Any:
-    """What reads the profiles in `~/.aws`, where these are used and boto3 is there; None elsewhere."""
+    """A reader of the profiles in `~/.aws`, if the user has any and boto3 is installed; else None."""
     if "AWS_ACCESS_KEY_ID" in os.environ or os.environ.get("AWS_SKIP_SIGNATURE"):
         return None
     named = os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")
@@ -155,7 +155,7 @@ def _profile() -> Any:
 
 
 def bucket_error(error: Exception) -> OSError:
-    """An error of obstore as one line; the request's address, and what follows, are for its developers."""
+    """An error of obstore in one line, without the request's address and the text after it, meant for developers."""
     if isinstance(error, (RemoteError, FileNotFoundError)):
         return in_one_line(error)
     text = str(error)
@@ -189,12 +189,15 @@ VERSION = ("e_tag", "ETag", "etag", "version", "generation", "VersionId")
 
 
 class Place(NamedTuple):
-    """Where the files of a store are.
+    """The file system of a store, the paths in it, and the way to notice changed files.
 
     Attributes:
-        path_of: the path of a key in the file system `fs` of fsspec.
-        version: how a changed file is noticed: the file system is given the version (`checked`), we ask for it again
-            behind each range (`compared`), or the path itself names a version, so that nothing can change (`fixed`).
+        path_of: maps a key to its path in the file system `fs` of fsspec.
+        version: how a changed file is noticed: each request states the version (`checked`), ckptools asks for the
+            version again after each range (`compared`), or the path itself names a version, so that nothing can change
+            (`fixed`).
+        lists: whether folders can be listed.
+        in_one_line: turns an error of the file system into one line.
     """
 
     fs: Any
@@ -205,12 +208,12 @@ class Place(NamedTuple):
 
 
 class Store:
-    """The files of one bucket, server or repository; `again` finds its place anew, where that may have moved."""
+    """The files of one bucket, server or repository; `again` makes its place anew, such as for a branch that moved."""
 
     def __init__(self, place: Place, again: Callable[[], Place] | None = None) -> None:
         self._place, self._again, self.lists = place, again, place.lists
         self._folders: dict[str, Mapping[str, Status]] = {}
-        self._files: dict[str, Status | None] = {}  # those that are not in a list
+        self._files: dict[str, Status | None] = {}  # files that are in no listing
         self._cache, self._file_locks = BlockCache(), defaultdict[str, Lock](Lock)
         self._lock = RLock()
         # Threads may perhaps not share a file system that is not asynchronous.
@@ -218,11 +221,11 @@ class Store:
         self._one_at_a_time = RLock() if alone else nullcontext()
 
     def anew(self) -> Store:
-        """The same store, with nothing listed yet."""
+        """The same store, without cached listings."""
         return Store(self._again() if self._again else self._place, self._again)
 
     def status(self, key: str) -> Status:
-        """What is at a key: a file, or a folder with files below it."""
+        """The status of a key: of a file, or of a folder with files below it."""
         above, _, name = key.rpartition("/")
         if not name and not self.lists:
             raise DeniedError("a web server lists no files; name one", errno.ENOTSUP)
@@ -238,7 +241,7 @@ class Store:
         return found
 
     def entries(self, key: str) -> Mapping[str, Status]:
-        """What lies in a folder, by name; where there is no list, those that were looked at."""
+        """The files and folders in a folder, by name; if the store lists nothing, the files that were looked at."""
         with self._lock:
             if not self.lists:
                 known = {path.rpartition("/"): status for path, status in self._files.items() if status is not None}
@@ -262,10 +265,10 @@ class Store:
         return RemoteFile(key, fetch, status, self._cache, self._file_locks[key])
 
     def upload(self, key: str, size: int, pieces: Iterator[bytes]) -> None:
-        """Write a file as its pieces come; it is there once all are, and an error of `pieces` ends it.
+        """Write a file as its pieces come; it appears once all are written, and an error in `pieces` aborts it.
 
         Raises:
-            RemoteError: it cannot be written.
+            RemoteError: the file cannot be written.
         """
         fs, path = self._place.fs, self._place.path_of(key)
         if not self.lists or self._place.version == "fixed":
@@ -294,7 +297,7 @@ class Store:
             self._ask("rm_file", self._place.path_of(key))
 
     def _list(self, folder: str) -> Mapping[str, Status]:
-        """What lies in a folder; nothing where there is no such folder."""
+        """List the files and folders in a folder; empty if there is no such folder."""
         if not self.lists:
             raise DeniedError("its server lists no files", errno.ENOTSUP)
         path = self._place.path_of(folder)
@@ -314,11 +317,11 @@ class Store:
         return _status(info)
 
     def _fetch(self, key: str, version: str, start: int, end: int) -> bytes:
-        """The bytes from `start` to before `end` of that version of a file."""
+        """Read the bytes from `start` to before `end` of this version of a file."""
         place, path, data = self._place, self._place.path_of(key), b""
         how: dict[str, Any] = {"version": version} if place.version == "checked" else {}
         if not place.fs.async_impl:
-            how["cache_type"] = "none"  # it would read megabytes around them
+            how["cache_type"] = "none"  # The file system would read megabytes around the range.
         try:
             while len(data) < end - start:
                 more = self._ask("cat_file", path, start=start + len(data), end=end, **how)
@@ -332,7 +335,7 @@ class Store:
         return data
 
     def _ask(self, what: str, *arguments: Any, **more: Any) -> Any:
-        """Call the file system, again after a while where that may help; an error is one line."""
+        """Call a method of the file system, and again after a while if that may help; errors have one line."""
         for number in range(RETRIES + 1):
             try:
                 with self._one_at_a_time:
@@ -378,7 +381,7 @@ def store_of(scheme: str, name: str, queries: Mapping[str, str]) -> Store:
         if scheme in WEB:
             return Store(_web(f"{scheme}://{name.partition('#')[0]}", queries))
         if scheme == HUB:
-            return Store(_hub(name), lambda: _hub(name))  # a branch moves
+            return Store(_hub(name), lambda: _hub(name))  # A branch may have moved.
         return Store(_any(f"{scheme}://{name}"))
     except RemoteError:
         raise
@@ -403,7 +406,7 @@ def _web(origin: str, queries: Mapping[str, str]) -> Place:
 
     def url(key: str) -> str:
         query = queries.get(key, "")
-        # What is percent-encoded in a URL stays so; names that others give (an index its shards) are encoded here.
+        # A percent-encoded part of a URL stays as it is; a name from a file, such as an index's shard, is encoded here.
         return f"{origin}/{quote(key, safe='/%:@!$&()*+,;=~')}" + (f"?{query}" if query else "")
 
     return Place(WebFileSystem(), url, "checked", lists=False, in_one_line=web_error)

@@ -1,7 +1,7 @@
-"""Files of a web server: fsspec's file system for HTTP, with answers that are checked against what was asked.
+"""Files of a web server: fsspec's file system for HTTP, with a check that each answer is what the request asked for.
 
-A server lists nothing, so only files that are named are looked at, by asking for their first bytes. Semantics of
-ranges and conditions: RFC 9110, 13 and 14.
+A server lists nothing, so ckptools looks only at named files, by asking for their first bytes. Semantics of ranges and
+conditions: RFC 9110, 13 and 14.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ckptools.files.storage import DeniedError, RemoteError, in_one_line, replac
 from ckptools.text import printable
 
 WHOLE = 10 << 20
-"""Bytes of a file that is taken whole where the server knows no ranges: indexes and configurations are smaller."""
+"""Files of at most this many bytes are read whole if the server knows no ranges: indexes and configs are smaller."""
 
 PROGRESS = 256 << 10
-"""Bytes of an answer that was cut short that are kept, so that only the rest is asked for again."""
+"""If an answer with at least this many bytes is cut short, they are kept, and only the rest is requested again."""
 
 TOO_LARGE = "the server knows no ranges and sends whole files only; copy it to this machine first"
 REDIRECTS = 5
@@ -49,7 +49,7 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         super().__init__(client_kwargs=options, get_client=_client, encoded=True)
 
     async def _info(self, url: str, **_: Any) -> dict[str, Any]:
-        """What is known of a file, with its first bytes."""
+        """Size, version and time of a file, and its first bytes, from one request."""
         answer, body = await self._get(url, 0, SMALL)
         empty = answer.status == 416 and re.fullmatch(r"bytes \*/0", answer.headers.get("Content-Range", ""))
         size = 0 if empty else _size(answer, body, 0, SMALL)
@@ -74,9 +74,9 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         return body if answer.status == 206 else body[start:end]
 
     async def _get(self, url: str, start: int, end: int, tag: str = "") -> tuple[aiohttp.ClientResponse, bytes]:
-        """The answer to a request for a range, and its body."""
+        """Request a range; return the answer and its body."""
         headers = {"Range": f"bytes={start}-{end - 1}"}
-        if tag.startswith('"'):  # a weak ETag, or a time, is compared in the answer
+        if tag.startswith('"'):  # A weak ETag, or a time, is compared with the answer's.
             headers["If-Match"] = tag
         session = await self.set_session()
         async with session.get(self.encode_url(url), headers=headers, max_redirects=REDIRECTS) as answer:
@@ -94,12 +94,12 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
 
 
 async def _client(**options: Any) -> aiohttp.ClientSession:
-    # aiohttp's own context has the certificates that the environment named when it was imported.
+    # aiohttp's own context has the certificates that the environment named when aiohttp was imported.
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=ssl.create_default_context()), **options)
 
 
 def _check(url: str, answer: aiohttp.ClientResponse) -> None:
-    """Refuse an answer that has nothing of the file."""
+    """Refuse an answer that cannot contain bytes of the file, such as a redirect to a server without TLS."""
     if url.startswith("https:") and any(one.url.scheme == "http" for one in (*answer.history, answer)):
         raise RemoteError(f"the server redirects to http://{answer.url.host}, without TLS; that is not followed")
     if answer.status in (404, 410):
@@ -119,7 +119,7 @@ def _check(url: str, answer: aiohttp.ClientResponse) -> None:
 
 
 def _size(answer: aiohttp.ClientResponse, body: bytes, start: int, end: int) -> int | None:
-    """The file's size as the answer states it; refuse one that is not the file or the range that was asked for."""
+    """The file's size as the answer states it; refuse an answer that is neither the file nor the requested range."""
     if answer.status == 200:
         return len(body)
     if answer.status == 416:
@@ -158,7 +158,7 @@ REASONS: tuple[tuple[type[Exception], str, bool], ...] = (
 
 
 def web_error(error: Exception) -> OSError:
-    """An error of a request as one line, in which no query stands."""
+    """An error of a request in one line, without the query of its URL."""
     if isinstance(error, (asyncio.TimeoutError, TimeoutError)):
         return RemoteError(f"the server does not answer within {timeout():g} seconds", passing=True)
     for kind, reason, passing in REASONS:
