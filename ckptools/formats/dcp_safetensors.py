@@ -255,7 +255,7 @@ class _SafetensorsPieces:
             self.problems.append(Problem(Code.SIZE_UNSTATED, text))
 
     def _lacks_a_file(self) -> bool:
-        """Whether a rank lacks a file, either because it owned nothing of it or because the file was lost."""
+        """Whether a rank lacks a file: either the rank owned no tensor of that file, or the file was lost."""
         return any(p.kind is Code.FILE_MISSING and p.severity == "warning" for p in self.problems)
 
     def checkpoint(self, files: Sequence[ShardFile]) -> Checkpoint:

@@ -67,10 +67,10 @@ class FolderSearch:
         raise NotImplementedError
 
     def enter(self, folder: Path, depth: int = MAX_DEPTH) -> None:
-        """Examine a folder, once if links lead to it too.
+        """Examine a folder, only once even if links lead to it too.
 
         Raises:
-            OSError: it cannot be listed.
+            OSError: the folder cannot be listed.
         """
         real = real_path(folder)
         if real not in self._entered:

@@ -399,7 +399,7 @@ class _RankGroup:
     def _flat_shards(
         self, tree: Any, by_name: Shapes | None, given: GivenNames | None
     ) -> tuple[bool, dict[KeyPath, str], set[str]]:
-        """See `resolve_flat_shards`; most rank files do not need its module."""
+        """Place the flat shards in a tree; `resolve_flat_shards` is imported only if there are any."""
         if self.wrapped:
             return self.wrapped.take_apart(tree)
         if given is None and not any(map(_may_be_flat, find_sections(tree))):

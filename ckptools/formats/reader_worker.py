@@ -160,7 +160,7 @@ _shard_list = attrgetter("listed", "start", "stop", "own")
 
 
 class Sender:
-    """Encodes answers, in the reader process."""
+    """Encodes the answers of a reader process: the structures of files."""
 
     def __init__(self) -> None:
         self._out = io.BytesIO()

@@ -624,7 +624,7 @@ class Checkpoint:
         return [*self._by_name]
 
     def __dir__(self) -> list[str]:
-        """What users call; the facts that only other rooms ask for are left out."""
+        """The names for users, without facts that only ckptools itself uses."""
         return sorted(set(super().__dir__()) - INSIDE)
 
     def close(self) -> None:
@@ -639,7 +639,7 @@ class Checkpoint:
         self.close()
 
     def with_all_ranks(self) -> Checkpoint:
-        """The checkpoint with every rank's structure, which is read if it was not.
+        """The checkpoint with every rank's structure, which is read now unless it was read before.
 
         Raises:
             CkptoolsError: it cannot be opened any more.

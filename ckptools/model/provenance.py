@@ -234,7 +234,7 @@ def of_side_file(made: Any) -> Provenance:
 
 
 def _lost(one: dict[str, Any], holes: dict[str, Any]) -> bool:
-    """Whether the source had lost it; older side files do not say, and list a hole instead."""
+    """Whether the source had lost a left-out value; older side files do not say so, and list a hole instead."""
     return one["lost"] is True if "lost" in one else _name(one) in holes
 
 

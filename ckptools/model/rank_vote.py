@@ -95,7 +95,7 @@ class Vote(Generic[T]):
         return found + more + (f", others: {texts[-1]}" if usual else "")
 
     def differing(self, name: str, words: Callable[[T], str] | None = None, plain: bool = True) -> Differing:
-        """The votes as data; numbers have six digits if the values differ within those.
+        """The votes as data; numbers are cut to six digits if they still differ then.
 
         Args:
             name: of the thing.

@@ -364,7 +364,7 @@ class Tensor(ArrayMethods):
         return tuple(s for s in self.shards if s.rank == rank)
 
     def __dir__(self) -> list[str]:
-        """What users call; the facts that only other rooms ask for are left out."""
+        """The names for users, without facts that only ckptools itself uses."""
         return sorted(set(object.__dir__(self)) - INSIDE)
 
     def found_at(self, origin: TensorOrigin) -> None:

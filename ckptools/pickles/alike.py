@@ -344,7 +344,7 @@ _CONTAINERS = (dict, list, tuple)
 
 
 def remade(node: Any, tensor: Callable[[Tensor], Tensor], values: Mapping[int, Any]) -> Any:
-    """Copy a part of a pattern's tree with other tensors and filled slots; a node without either is shared."""
+    """Copy a part of a pattern's tree with other tensors and filled slots; unchanged nodes are shared."""
     return _remade_tree(node, tensor, values, {})
 
 

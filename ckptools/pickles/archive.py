@@ -252,7 +252,7 @@ def tree_in(data: bytes, original: Path) -> Any:
 
 
 def load_all(machine: Machine, path: Path) -> Any:
-    """The tree of a pickle that takes up all of a machine's bytes.
+    """Interpret the one pickle that fills all of a machine's bytes, and return its tree.
 
     Raises:
         ReadError: it is damaged, or shorter than the bytes.

@@ -108,7 +108,7 @@ class Batch(Skipped):
 
 
 def gathered(values: Sequence[Any], width: int = 1) -> Iterator[Any]:
-    """Yield collected values, with each batch only once per value of one of its records.
+    """Yield collected values; a batch, which was collected once for each value of its records, is yielded only once.
 
     Args:
         values: the collected values.
@@ -359,16 +359,16 @@ class Template:
 
 
 def _alone(value: Any, kind: str) -> RecordSlot | None:
-    """The slot that is all of a tuple or list."""
+    """The only item of a tuple or list if it is a slot of this kind; else None."""
     slot = value[0] if type(value) in (tuple, list) and len(value) == 1 else None
     return slot if isinstance(slot, RecordSlot) and slot.kind == kind else None
 
 
 def key_of(key: Any) -> Any:
-    """The key that a slot stands in for: a text from the memo, equal in every record.
+    """The dict key that a slot stands for: a text from the memo that is the same in every record.
 
     Raises:
-        ValueError: it differs between records.
+        ValueError: the key differs between records.
     """
     if not isinstance(key, RecordSlot) or key.text is None:
         raise ValueError("a key that differs")
@@ -688,7 +688,7 @@ class Batches:
 
 
 class _Tuples(dict[bytes, Ints]):
-    """Tuples of ints by their pickled bytes, each made once."""
+    """A cache of tuples of ints, by their pickled bytes."""
 
     def __missing__(self, spelled: bytes) -> Ints:
         if len(self) >= MAX_VALUES_KNOWN:

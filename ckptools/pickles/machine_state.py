@@ -61,7 +61,7 @@ class RepeatedRecords:
         self.values = RepeatedValues(limit)
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether this many more bytes of records fit; reserves the room."""
+        """Whether `nbytes` more of records fit into the cache; reserves their room."""
         self.room -= nbytes
         return self.room >= 0
 

@@ -154,7 +154,7 @@ def _world_size(state: State, ranks: Any) -> int:
 
 
 def _set_spec(spec: Any, state: State) -> None:
-    """Set a DTensorSpec's state, add missing fields, and make its `Replicate`s again.
+    """Set a DTensorSpec's state, with fresh `Replicate`s and with the fields that it lacks.
 
     Up to about torch 2.8, `Replicate` was pickled without a state. The installed torch's is a C++ object that is not
     initialised without one: its first use crashes the process.

@@ -56,7 +56,7 @@ class Asked:
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The rank, or both ranks."""
+        """The one or two ranks that the item names."""
         return (self.rank,) if self.other is None else (self.rank, self.other)
 
     def __str__(self) -> str:

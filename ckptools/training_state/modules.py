@@ -182,7 +182,7 @@ class Stack(NamedTuple):
 
 
 def stacks_of(names: Collection[str]) -> list[Stack]:
-    """The stacks of a model, by the first number in each name, or the next if the first counts one or two modules."""
+    """The stacks of numbered layers in a model's names; in a stack of one or two layers, also the stacks inside it."""
     found: list[Stack] = []
     waiting = {"": names}
     while waiting:

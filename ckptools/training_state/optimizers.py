@@ -73,7 +73,7 @@ class Naming(NamedTuple):
 
 
 def note_of(proven: int, assumed: int, unnamed: int, why: str, whose: str = "the model", without_shape: int = 0) -> str:
-    """Describe how names that the file lacks were found; `without_shape` of the assumed ones have no moments."""
+    """Describe how names that the file lacks were found; `without_shape` of the assumed names have no moments."""
     notes = ["keyed by number"]
     notes += [f"{proven} named by a shape that only one parameter has"] if proven else []
     known = assumed - without_shape
@@ -86,7 +86,7 @@ def note_of(proven: int, assumed: int, unnamed: int, why: str, whose: str = "the
 
 
 def named_when_read(naming: Naming, assumed: Collection[str]) -> Naming:
-    """The naming of an optimizer whose ids a format's reader already replaced by names, `assumed` ones by order."""
+    """The naming of an optimizer whose ids a format's reader replaced by names, the `assumed` names by their order."""
     mine = tuple(i for i in naming.names if i in assumed)
     if naming.by != "fqn" or not (mine or naming.unnamed):
         return naming

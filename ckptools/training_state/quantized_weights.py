@@ -220,7 +220,7 @@ def bitsandbytes_in(node: Mapping[Any, Any]) -> dict[str, QuantizedWeight]:
 
 
 def is_known(layout: Layout) -> bool:
-    """Whether `--dequantize` can decode such codes."""
+    """Whether `consolidate --dequantize` can decode the codes of a layout."""
     return layout.methods == BITSANDBYTES and layout.words != "bitsandbytes, 4 bits"
 
 

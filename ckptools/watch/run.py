@@ -368,7 +368,7 @@ class Following:
         return watched
 
     def look_or_wait(self) -> Watched:
-        """Look once; if the folder cannot be listed, report that as an event, once until it can be listed again."""
+        """Look once; if the folder cannot be listed, report that as an event, once until it is listed again."""
         try:
             return self.look()
         except ReadError as error:

@@ -176,7 +176,7 @@ def _describe(address: tuple[int, int] | None) -> str:
 
 
 def shuffled(group: Group, partition: int, mappings: Mapping[int, Mapping[str, tuple[int, int]]]) -> bool:
-    """Whether the mappings are of the same parameters in another order: before a round-robin shuffle.
+    """Whether the mappings fit the same parameters in another order, the order before a round-robin shuffle.
 
     Only the mappings of all ranks together show that order.
     """

@@ -565,7 +565,7 @@ class _UnitSearch:
         return self.kind_of[id(module)]
 
     def _keep(self, found: dict[Any, list[tuple[Members, Units]]], state: Any, way: tuple[Members, Units]) -> None:
-        """Add a distinct way. None is dropped: which of them fits the rest is not known yet."""
+        """Add a way unless it is known; all ways are kept, because only the rest shows which of them fits."""
         ways = found.setdefault(state, [])
         if way not in ways:
             ways.append(way)

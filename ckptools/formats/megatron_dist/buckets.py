@@ -99,7 +99,7 @@ def orders(names: Iterable[str]) -> list[list[str]]:
 
 
 def _rank_of(of_layer: Sequence[str], grouped: bool, name: str) -> Rank:
-    """Sort key of a weight; with `grouped`, an expert's first layer comes before every second one."""
+    """Sort key of a weight; with `grouped`, the first layers of all experts come before their second layers."""
     layer = _LAYER.fullmatch(name)
     if name in _BEFORE:
         return 0, 0, _BEFORE.index(name), 0, 0
@@ -372,7 +372,7 @@ def _taken(
 
 
 def _boxes(piece: Sequence[Box], start: int, chunk: Shard) -> Iterator[Shard]:
-    """The boxes in the weight of a run of a flattened piece."""
+    """The shards of a weight in a chunk, which is a run of the flattened piece from its element `start` on."""
     for box in piece:
         low, high = max(start, 0), min(start + chunk.box.numel, box.numel)
         if low < high:
@@ -412,7 +412,7 @@ def _local_shape(whole: Ints, stored: Ints) -> Ints | None:
 
 
 def _run_boxes(shard: Shard, local: Ints) -> list[Shard]:
-    """The boxes of a run of one piece, in the whole tensor."""
+    """The shards of the whole tensor that a run of one flattened piece holds."""
     at = tuple(i * n for i, n in zip(shard.box.offsets[:-1], local, strict=True))
     start, length = shard.box.offsets[-1], shard.box.sizes[-1]
     flat = shard.source.reshaped((length,)) if shard.source is not None and shard.source.contiguous else None

@@ -79,7 +79,7 @@ class SalvagingReader:
         return saved
 
     def judged(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The checkpoint with each such file marked as cut, and a problem for it."""
+        """The checkpoint with each file that this reader found cut marked as cut, and a problem for the file."""
         cut = [file for file in checkpoint.files if file.path in self.cut]
         if not cut:
             return checkpoint

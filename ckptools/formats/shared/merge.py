@@ -137,7 +137,7 @@ class _Joining:
         return made
 
     def _cut(self, kind: CutKind, tensor: Tensor) -> _Rows:
-        """The places of the ranks' pieces of such a tensor, and of listed pieces that are in no file here."""
+        """The rows of all tensors that are cut like this one: ranks' pieces, and listed pieces without a file here."""
         rows = [
             _Row(i, rank, place, local)
             for i, ((rank, _), meshes) in enumerate(zip(self.ranked, self.meshes, strict=True))
@@ -427,7 +427,7 @@ def _disagreement(found: Vote[Any], path: KeyPath) -> Problem:
 
 
 def _either_way(a: Any, b: Any) -> tuple[str, str] | None:
-    """`difference` for two values of which only one, or neither, may be a tensor."""
+    """The `difference` between two values, in their order, if one of them is a tensor; else None."""
     if isinstance(a, Tensor):
         return difference(a, b)
     found = difference(b, a) if isinstance(b, Tensor) else None
