@@ -306,8 +306,10 @@ def _launch(options: CreateOptions, node: Node, run_id: str, scratch: Path, word
     configs: dict[str, Any] = {"timeout": seconds, "read_timeout": seconds}
     if node.rdzv_backend == "static":
         configs["rank"] = node.node_rank
-    elif node.node_rank is not None:
-        configs["is_host"] = node.node_rank == 0
+    else:
+        configs["join_timeout"] = seconds  # the dynamic rendezvous has its own name for it
+        if node.node_rank is not None:
+            configs["is_host"] = node.node_rank == 0
     config = LaunchConfig(
         min_nodes=node.nnodes,
         max_nodes=node.nnodes,
