@@ -90,8 +90,8 @@ class Verdict:
         if errors:
             return _counted("whole, but ", errors)
         if not self.joinable:
-            about = next((cause.about for cause in self.causes if cause.code == NOT_JOINED), "")
-            return f"whole, not joinable: {clip_middle(about, MAX_ABOUT)}".removesuffix(": ")
+            said = [cause.about or cause.what for cause in self.causes if cause.code == NOT_JOINED]
+            return ": ".join(["whole, not joinable", *(clip_middle(text, MAX_ABOUT) for text in said[:1])])
         return _counted("whole, ", warnings) if warnings else f"whole: {self.extent}"
 
     @property

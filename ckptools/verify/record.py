@@ -177,7 +177,7 @@ def _found_by(check: Check, causes: Set[Problem]) -> str:
     following = Counter(p.kind for p in dict.fromkeys(check.problems) if p not in causes)
     codes = dict.fromkeys(cause.code for cause in causes_of(own))
     words = [f"{', '.join(codes)} above"] if codes else []
-    words += [f"{cause.code} {cause.text}" for cause in causes_of(own, ("note",))]
+    words += [f"{cause.code} {cause.what}" for cause in causes_of(own, ("note",))]
     words += [f"{kind.code} {plural_of(count, kind)}, as files are lost" for kind, count in following.items()]
     return "; ".join(words)
 

@@ -54,10 +54,11 @@ def test_unequal_nodes_write_what_one_node_writes(
 
 
 @pytest.mark.slow
-def test_a_node_that_never_comes_is_missed_and_nothing_is_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_a_node_that_never_comes_is_missed_and_nothing_is_left(backend: str, tmp_path: Path) -> None:
     port = free_port()
     asked = ("--nproc-per-node", "2,1", "--node-rank", 0, "--rdzv-endpoint", f"localhost:{port}", "--timeout", 2)
-    [(code, _, said)] = finish([start(tmp_path / "run", *asked)])
+    [(code, _, said)] = finish([start(tmp_path / "run", *asked, "--rdzv-backend", backend)])
     assert (code, said.count("\n")) == (3, 1)
     assert said.startswith(f"error: 2 nodes did not meet at localhost:{port}: ")
     assert not (tmp_path / "run").exists()
