@@ -42,8 +42,9 @@ from ckptools.display.html import (
     value_table,
     values_html,
 )
+from ckptools.display.page import PagedRecord
+from ckptools.display.screen import MARKS
 from ckptools.display.tables import Column, checkpoint_line, value_text
-from ckptools.doctor.answers import Diagnosis, diagnosis_html
 from ckptools.dtypes import short
 from ckptools.inspect.record import (
     FACT_COLUMNS,
@@ -59,8 +60,7 @@ from ckptools.inspect.record import (
 from ckptools.inspect.sections import TENSOR_COLUMNS, named_tensors, tensor_cells
 from ckptools.keys.sharding import placement
 from ckptools.keys.value_digests import StreamRow
-from ckptools.ls.record import COLUMNS, CheckpointRow, RunFolder, cells_of, run_folder_html
-from ckptools.match.record import Match, match_html
+from ckptools.ls.record import COLUMNS, CheckpointRow, cells_of
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import RowMethods, Rows, grouped
 from ckptools.model.shards import Shard
@@ -72,7 +72,15 @@ from ckptools.stats.record import Statistics, statistics_html
 from ckptools.text import few, named_ranks, plural, shape, size
 from ckptools.training_state.optimizers import Optimizer, ParamGroup
 from ckptools.training_state.sections import Section, sections_of_kind
-from ckptools.verify.record import Check, Verification, check_table, verification_html
+from ckptools.verify import record as verification
+
+
+def page_html(record: PagedRecord) -> str:
+    """Render the page of a record."""
+    page = Page(DICTS)
+    record._fill(page)
+    return page.html()
+
 
 # -- a checkpoint ------------------------------------------------------------------------------------------------------
 
@@ -286,17 +294,16 @@ html_of.register(Section, section_html)
 html_of.register(Opaque, opaque_html)
 html_of.register(RowMethods, rows_html)
 html_of.register(Optimizer, optimizer_html)
-html_of.register(Verification, verification_html)
-html_of.register(Diagnosis, diagnosis_html)
-html_of.register(RunFolder, run_folder_html)
+html_of.register(PagedRecord, page_html)
 html_of.register(Keys, keys_html)
 html_of.register(Shown, shown_html)
 html_of.register(Statistics, statistics_html)
 html_of.register(Difference, difference_html)
-html_of.register(Match, match_html)
 html_of.register(Consolidated, consolidation_html)
 
 # Registered here, so that the command line does not import code that makes HTML.
 FORMS[CheckpointRow] = RecordForm("checkpoint", COLUMNS, cells_of)
-TABLES[Check] = check_table
+TABLES[verification.Check] = lambda page, title, rows, opened: page.table(
+    title or plural(len(rows), "check"), verification.COLUMNS, verification.check_rows(rows), opened=opened
+)
 BRANCHES[Optimizer] = lambda found: {"param_groups": found.param_groups, "state": found.state}

@@ -54,12 +54,12 @@ class LoadingView(View):
             self.failed(error)
 
     def _diagnosed(self, found: Diagnosis) -> None:
-        from ckptools.doctor.answers import diagnosis_text
+        from ckptools.display.page import page_text
 
         words = printable(f"cannot be opened: {self.error}")
         command = f"ckptools doctor {self.session.arguments}"
         self.pages[OVERVIEW] = pages.TextPage(
-            lambda screen: "\n".join([*wrapped("", words, screen), "", diagnosis_text(found, screen)]), command
+            lambda screen: "\n".join([*wrapped("", words, screen), "", page_text(found, screen)]), command
         )
         self.action_tab(OVERVIEW)
 

@@ -324,21 +324,23 @@ def show_answer(
     command: str,
     answer: Any,
     rows: Rows[Any],
-    text: Callable[[Any, Screen], str],
+    text: Callable[[Any, Screen], str] | None = None,
     limit: int | None = None,
 ) -> None:
     """Print a record in the form that the options ask for.
 
     `command` also names its JSON schema; `rows` are printed by `--jsonl` and `--table-format`; `text` renders the
-    record for a screen, with at most `limit` rows if given.
+    record for a screen if it has no page. Tables have at most `limit` rows if given.
     """
     if form.json:
         from ckptools.display.record_json import answer_json
 
         show(answer_json(command, answer))
     elif form.is_text:
+        from ckptools.display.page import page_text
+
         cut = screen() if limit is None else screen()._replace(rows=limit or None, limited=True)
-        show(encodable(text(answer, cut), sys.stdout.encoding))
+        show(encodable((text or page_text)(answer, cut), sys.stdout.encoding))
     elif form.table_format:
         from ckptools.display.tables import rows_text
 

@@ -12,7 +12,8 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from ckptools.display.drawing import Picture
-from ckptools.display.screen import MARKS, mark_of
+from ckptools.display.page import ScreenPage
+from ckptools.display.screen import mark_of
 from ckptools.display.tables import Column, cell_text, columns_of, fields_of, key_name, value_text
 from ckptools.dtypes import short
 from ckptools.model.facts import RankFile
@@ -21,7 +22,7 @@ from ckptools.model.problems import Problem
 from ckptools.model.records import Rows, record_fields
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Opaque
-from ckptools.model.verdict import Verdict
+from ckptools.model.verdict import Cause, Consequence, causes_of, consequences_of
 from ckptools.text import clip, clip_middle, count, moment, plural, printable, shape, size
 from ckptools.training_state.sections import Section, measure
 
@@ -66,10 +67,13 @@ color:var(--jp-content-font-color2,var(--ckpt-dim))}
 .ckpt summary{cursor:pointer}
 .ckpt details details{margin-left:16px}
 .ckpt.ckpt.ckpt pre{margin:2px 0 8px 16px;padding:0;background:none;color:inherit;font:inherit;overflow-x:auto}
-.ckpt.ckpt.ckpt .bad{color:var(--jp-error-color1,var(--ckpt-bad));font-weight:bold}
-.ckpt.ckpt.ckpt .warn{color:var(--jp-warn-color0,var(--ckpt-warn))}
-.ckpt.ckpt.ckpt .good{color:var(--jp-success-color0,var(--ckpt-good))}
-.ckpt .change{font-weight:bold}
+.ckpt.ckpt.ckpt .bad,.ckpt .doubtful,.ckpt .sound{color:var(--jp-error-color1,var(--ckpt-bad));font-weight:bold}
+.ckpt.ckpt.ckpt .warn,.ckpt.ckpt.ckpt .doubtful{color:var(--jp-warn-color0,var(--ckpt-warn))}
+.ckpt.ckpt.ckpt .good,.ckpt.ckpt.ckpt .sound{color:var(--jp-success-color0,var(--ckpt-good))}
+.ckpt .labelled{display:flex}
+.ckpt .labelled .line:first-child{flex:none;max-width:60%;white-space:break-spaces;
+font-family:var(--jp-code-font-family,ui-monospace,monospace)}
+.ckpt .change,.ckpt .heading{font-weight:bold}
 .ckpt .dim{color:var(--jp-content-font-color2,var(--ckpt-dim))}
 </style>
 """.replace("\n", "")
@@ -87,7 +91,7 @@ class Limits(NamedTuple):
 NOTEBOOK = Limits()
 
 
-class Page:
+class Page(ScreenPage):
     """Collects the HTML of one output until its limits of rows and bytes are reached.
 
     `rest` says how to see rows that were left out, by the table's title. In a document (`headed`), titles are headings,
@@ -95,32 +99,43 @@ class Page:
     """
 
     def __init__(self, rest: Callable[[str], str] | str, limits: Limits = NOTEBOOK, headed: bool = False) -> None:
+        super().__init__()
         self.blocks = [STYLE]
         self.left_out = 0
+        self._lines_left_out = 0
         self.headings: dict[str, str] = {}
         self._headed = headed
         self._rest = rest
         self._rows = limits.rows
         self._nbytes = limits.nbytes - len(STYLE)
 
-    def line(self, text: str, mark: str = "") -> None:
-        """Add a line of text; `mark` colours it."""
-        self.drawing(f'<div class="line{f" {mark}" if mark else ""}">{safe(text, MAX_LINE)}</div>')
+    def line(self, text: str, mark: str = "", label: str = "", label_mark: str = "heading") -> None:
+        """Add a sentence behind a label, which counts as a row; the marks colour them."""
+        made = f'<div class="line{f" {mark}" if mark else ""}">{safe(text, MAX_LINE)}</div>'
+        if label:
+            made = f'<div class="labelled"><div class="line {label_mark}">{safe(label)}</div>{made}</div>'
+            if self._rows < 1 or self._nbytes < len(made.encode()):
+                self._lines_left_out += 1
+                return
+            self._rows -= 1
+        self.drawing(made)
 
     def verdict(self, text: str) -> None:
         """Add a line of text from ckptools, coloured by its first words."""
         self.line(text, mark_of(text))
 
-    def headline(self, verdict: Verdict) -> None:
-        """Add the headline of a verdict in its colour, and its remark."""
-        self.line(verdict.headline, MARKS[verdict.level])
-        if verdict.remark:
-            self.line(verdict.remark)
+    def lines(self, texts: Iterable[str]) -> None:
+        """Add lines that are never wrapped: commands, or lines drawn with characters, such as a strip of shards."""
+        if shown := [safe(text, MAX_LINE) for text in texts]:
+            self.drawing(f"<pre>{'<br>'.join(shown)}</pre>")
 
-    def lines(self, texts: Sequence[str]) -> None:
-        """Add lines drawn with characters, such as a strip of shards."""
-        if texts:
-            self.drawing(f"<pre>{'<br>'.join(safe(text, MAX_LINE) for text in texts)}</pre>")
+    def causes(self, causes: Sequence[Cause], consequences: Sequence[Consequence], opened: bool = True) -> None:
+        """Add a row for each cause of problems, then the consequences of missing files; nothing without problems."""
+        rows = [(c.code, str(c.severity), c.where, c.what, c.remedy) for c in causes]
+        rows += [(c.code, "", f"follows from {', '.join(c.causes)}", c.text, "") for c in consequences]
+        if rows:
+            title = ", ".join([plural(len(causes), "problem"), *(one.text for one in consequences)])
+            self.table(title, PROBLEM_COLUMNS, rows, opened=opened)
 
     def drawing(self, html: str, counted: int = 0) -> None:
         """Add finished HTML with all texts escaped; `counted` of its bytes were counted before."""
@@ -174,14 +189,18 @@ class Page:
         self.left_out += lost
         body = _table(columns, kept) if kept else ""
         if lost:
-            rest = rest or (self._rest if isinstance(self._rest, str) else self._rest(title))
-            left = f"{plural(lost, 'row')} left out; all of them: {rest}"
+            left = f"{plural(lost, 'row')} left out; all of them: {rest or self._how_to_see(title)}"
             body += f'<div class="line dim">{safe(left)}</div>'
         self.drawing(f"{self._fold(title, opened)}{body}</details>", sum(len(row.encode()) for row in kept))
 
     def html(self) -> str:
         """Return the finished HTML."""
+        if self._lines_left_out:
+            self.line(f"{plural(self._lines_left_out, 'line')} left out; all of them: {self._how_to_see('')}", "dim")
         return f'<div class="ckpt">{"".join(self.blocks)}</div>'
+
+    def _how_to_see(self, title: str) -> str:
+        return self._rest if isinstance(self._rest, str) else self._rest(title)
 
     def _that_fit(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Iterator[str]:
         for row in rows:
@@ -390,12 +409,7 @@ def row_table(page: Page, title: str, rows: Sequence[Any], opened: bool = False)
 
 def problem_table(page: Page, problems: Sequence[Problem], opened: bool = True) -> None:
     """Add a row for each cause of the problems, then the consequences of missing files; nothing without problems."""
-    causes, following = causes_of(problems, ("error", "warning", "note")), consequences_of(problems)
-    rows = [(c.code, str(c.severity), c.where, c.what, c.remedy) for c in causes]
-    rows += [(c.code, "", f"follows from {', '.join(c.causes)}", c.text, "") for c in following]
-    if rows:
-        title = ", ".join([plural(len(causes), "problem"), *(one.text for one in following)])
-        page.table(title, PROBLEM_COLUMNS, rows, opened=opened)
+    page.causes(causes_of(problems, ("error", "warning", "note")), consequences_of(problems), opened)
 
 
 def record_html(record: Any) -> str:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ckptools.display.html import DICTS, Page
-from ckptools.display.screen import PIPE, Mark, Screen, mark_of, painted
-from ckptools.display.tables import MAX_LINE, Column, wrapped
+from ckptools.display.page import PagedRecord, ScreenPage
+from ckptools.display.screen import mark_of
+from ckptools.display.tables import MAX_LINE, cause_words
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.incidents import causes_of, consequences_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Rows, displayed
-from ckptools.model.verdict import Verdict
-from ckptools.text import and_others, clip_middle, few, plural, printable
+from ckptools.model.verdict import Verdict, causes_of, consequences_of
+from ckptools.text import and_others, clip_middle, few, printable
 from ckptools.training_state.steps import contradiction
 from ckptools.verify.record import Check, Verification
 from ckptools.verify.run import CHECKSUMS, IN_LINE, IN_RANGE, RANKS_AGREE, STRUCTURE
@@ -32,6 +31,8 @@ WHOLE, VALUES, NEWEST, FACTS, LOADS, IN_STEP = (
     "optimizer and scheduler in step?",
 )
 """The questions, in their order; the second is asked only with `--deep`, which reads every byte."""
+
+WORDS = {True: "ok", False: "BAD", None: "-"}
 
 
 @displayed
@@ -56,7 +57,7 @@ class Finding:
 
 @displayed
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(PagedRecord):
     """The state of a checkpoint, question by question.
 
     Attributes:
@@ -75,9 +76,19 @@ class Diagnosis:
     next: tuple[str, ...] = ()
     seconds: float = 0.0
 
-    def __str__(self) -> str:
-        """The text that `ckptools doctor` prints."""
-        return diagnosis_text(self)
+    def _fill(self, page: ScreenPage) -> None:
+        page.line(str(self.path), "heading")
+        page.gap()
+        width = max((len(row.question) for row in self.rows), default=0)
+        for row in self.rows:
+            word = "warn" if row.doubtful else WORDS[row.ok]
+            label = f"{word:4} {printable(row.question).ljust(width)}  "
+            page.line(clip_middle(printable(row.answer), MAX_LINE), label=label, label_mark=mark_of(word) or "heading")
+            page.line(clip_middle(printable(row.evidence), MAX_LINE), "dim", label="     ")
+        if self.next:
+            page.gap()
+            page.line("next:", "heading")
+            page.lines(f"  {command}" for command in self.next)
 
     def _summary(self) -> str:
         wrong = [row.question for row in self.rows if row.ok is False]
@@ -85,10 +96,6 @@ class Diagnosis:
         words = f"worth a look: {few(doubtful)}" if doubtful else "nothing wrong was found"
         words = f"BAD: {few(wrong)}" if wrong else words
         return f"{clip_middle(str(self.path), 60)}: {words}"
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """Return a plain dict per question, for `pandas.DataFrame`."""
-        return self.rows.to_dicts()
 
 
 # -- the answers -------------------------------------------------------------------------------------------------------
@@ -190,44 +197,3 @@ def in_step_finding(verified: Verification) -> Finding:
     if found:
         return _judged(IN_STEP, found, "not judged")
     return _as_far_as_looked(IN_STEP, checks)
-
-
-# -- the record of `doctor` as text, a line per question with its evidence below, and as HTML --------------------------
-
-
-COLUMNS = (Column("question"), Column("", "verdict"), Column("answer"), Column("evidence"))
-
-WORDS = {True: "ok", False: "BAD", None: "-"}
-
-
-def _word(row: Finding) -> str:
-    return "warn" if row.doubtful else WORDS[row.ok]
-
-
-def diagnosis_text(found: Diagnosis, screen: Screen = PIPE) -> str:
-    """Render each question with its answer, the evidence below it, then the next commands."""
-    questions = max((len(row.question) for row in found.rows), default=0)
-    lines = [line for row in found.rows for line in _lines(row, questions, screen)]
-    # Commands are never wrapped, so that users can copy them.
-    following = [f"  {printable(command)}" for command in found.next]
-    following = ["", painted("next:", "heading", screen.color), *following] if following else []
-    return "\n".join([*wrapped("", printable(str(found.path)), screen, mark="heading"), "", *lines, *following])
-
-
-def _lines(row: Finding, width: int, screen: Screen) -> Iterator[str]:
-    first = f"{_word(row):4} {printable(row.question).ljust(width)}  "
-    mark: Mark = "heading" if _word(row) == WORDS[None] else mark_of(_word(row))
-    yield from wrapped(first, clip_middle(printable(row.answer), MAX_LINE), screen, label=mark)
-    yield from wrapped("     ", clip_middle(printable(row.evidence), MAX_LINE), screen, mark="dim")
-
-
-def diagnosis_html(found: Diagnosis) -> str:
-    """Render each question with its answer, and the next commands, as a page."""
-    page = Page(DICTS)
-    page.line(str(found.path))
-    rows = [(row.question, _word(row), row.answer, row.evidence) for row in found.rows]
-    page.table(plural(len(rows), "question"), COLUMNS, rows, opened=True)
-    if found.next:
-        page.line("next:")
-        page.lines(found.next)
-    return page.html()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ckptools.display.screen import PIPE, Mark, Screen
-from ckptools.display.tables import MAX_LINE, WAYS_OUT, Column, table, wrapped
+from ckptools.display.page import PagedRecord, ScreenPage
+from ckptools.display.screen import Mark
+from ckptools.display.tables import MAX_LINE, WAYS_OUT, Column
 from ckptools.formats.shared.several_checkpoints import By
 from ckptools.model.problems import Severity
 from ckptools.model.records import Rows, displayed, grouped
@@ -104,7 +105,7 @@ class LeftOverRow:
 
 @displayed
 @dataclass(frozen=True)
-class RunFolder:
+class RunFolder(PagedRecord):
     """The checkpoints in a folder, the newest first.
 
     Attributes:
@@ -142,21 +143,23 @@ class RunFolder:
         """Whether at least one checkpoint could be opened."""
         return any(row.format for row in self.rows)
 
-    def __str__(self) -> str:
-        """The text that `ckptools ls` prints."""
-        return run_folder_text(self)
+    def _fill(self, page: ScreenPage) -> None:
+        page.line(headline(self), "bad" if self.newest_whole is None and self.checkpoints else "heading")
+        page.gap()
+        _fill_table(self, page)
+        page.gap()
+        _fill_problems(self, page)
+        page.gap()
+        for note in self.notes:
+            page.line(_shown(note), "dim", label="note: ", label_mark="")
 
     def _summary(self) -> str:
         newest = f"newest whole {self.newest_whole}" if self.newest_whole else "NONE IS WHOLE"
         found = plural(self.checkpoints, "checkpoint")
         return f"{clip_middle(str(self.path), 40)}: {found}, {newest if self.checkpoints else 'so far'}"
 
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """Return a plain dict per checkpoint, for `pandas.DataFrame`."""
-        return self.rows.to_dicts()
 
-
-# -- the record of `ls` as text and as HTML: a row for each checkpoint, and the problems below -------------------------
+# -- the parts of its page: a row for each checkpoint, and the problems below ------------------------------------------
 
 
 class RunCells(NamedTuple):
@@ -183,24 +186,11 @@ COLUMN_OF = {
 
 COLUMNS = tuple(COLUMN_OF[name] for name in RunCells._fields)
 
-WRONG_COLUMNS = (Column("name", "name"), Column("why"))
-
 MAX_VERDICT = 80
 """Widest verdict in its column."""
 
 MAX_DETAILS = 10
 """At most this many checkpoints have their problems listed on a terminal."""
-
-
-def run_folder_text(run: RunFolder, screen: Screen = PIPE) -> str:
-    """Render the checkpoints of a run, the newest first: a table, and their problems below."""
-    blocks = [
-        wrapped("", headline(run), screen, mark="bad" if run.newest_whole is None and run.checkpoints else "heading"),
-        _table(run, screen),
-        [*_details(run.rows, screen), *_trackers(run, screen), *_left_over(run.left_over, screen)],
-        [line for note in run.notes for line in wrapped("note: ", _shown(note), screen, mark="dim")],
-    ]
-    return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
 def headline(run: RunFolder) -> str:
@@ -221,17 +211,17 @@ def called(row: CheckpointRow) -> str:
     return printable(row.name if row.step is None else f"step {row.step}, {row.name}")
 
 
-def _table(run: RunFolder, screen: Screen) -> list[str]:
+def _fill_table(run: RunFolder, page: ScreenPage) -> None:
     columns = dict(COLUMN_OF)
     # The table shows only the part of the verdict before the colon; the rest stands below the table.
     cells = [row._replace(whole=row.whole.partition(":")[0]) for row in all_cells(run)]
     days = {row.saved.partition(" ")[0] for row in cells} - {"-"}
-    if screen.width is not None and len(cells) > 1 and len(days) == 1:  # a common day moves to the heading
+    if page.screen.width is not None and len(cells) > 1 and len(days) == 1:  # a common day moves to the heading
         columns["saved"] = columns["saved"]._replace(title=f"saved {days.pop()}")
         cells = [row._replace(saved=row.saved.rpartition(" ")[2]) for row in cells]
-    lines = table([*columns.values()], cells, screen)
-    left = run.checkpoints - len(run.rows)
-    return [*lines, f"{left} more (--limit 0: all of them)"] if left else lines
+    page.table(plural(len(cells), "checkpoint"), [*columns.values()], cells, opened=True)
+    if left := run.checkpoints - len(run.rows):
+        page.line(f"{left} more (--limit 0: all of them)")
 
 
 def all_cells(run: RunFolder) -> list[RunCells]:
@@ -277,45 +267,36 @@ def _shown(text: str) -> str:
     return clip_middle(printable(text), MAX_LINE)
 
 
-def _details(rows: Rows[CheckpointRow], screen: Screen) -> list[str]:
-    """Render the causes of each broken checkpoint, with the remedy for the first cause."""
-    wrong = [row for row in rows if row.why or row.notes or _reason(row)]
-    kept = wrong if screen.rows is None else wrong[:MAX_DETAILS]
-    lines = [line for row in kept for line in _wrong_lines(row, screen)]
-    left = len(wrong) - len(kept)
-    return [*lines, f"  of {left} more when piped"] if left else lines
-
-
-def _wrong_lines(row: CheckpointRow, screen: Screen) -> Iterator[str]:
-    first = f"  {clip_middle(called(row), 60)}: "
-    for start, text in (
-        (first, row.why or _reason(row)),
-        (WAYS_OUT, row.remedy),
-        *((first, note) for note in row.notes),
-    ):
-        if text:
-            yield from wrapped(start, _shown(text), screen, label="heading", mark="dim" if start == WAYS_OUT else "")
+def _fill_problems(run: RunFolder, page: ScreenPage) -> None:
+    """Add the causes of each broken checkpoint, the remedy for the first cause, wrong trackers, and left-over files."""
+    wrong = [row for row in run.rows if row.why or row.notes or _reason(row)]
+    kept = wrong if page.screen.rows is None else wrong[:MAX_DETAILS]
+    for row in kept:
+        name = f"  {clip_middle(called(row), 60)}: "
+        if row.why or _reason(row):
+            page.line(_shown(row.why or _reason(row)), label=name)
+        if row.remedy:
+            page.line(_shown(row.remedy), "dim", label=WAYS_OUT)
+        for note in row.notes:
+            page.line(_shown(note), label=name)
+    if len(kept) < len(wrong):
+        page.line(f"  of {len(wrong) - len(kept)} more when piped")
+    for tracker in run.trackers:
+        if tracker.problem:
+            word = "tracker" if tracker.severity == "error" else "tracker (warning)"
+            name = f"  {word} {clip_middle(printable(tracker.name), 60)}: "
+            mark: Mark = "bad" if tracker.severity == "error" else "warn"
+            page.line(_shown(tracker.problem), label=name, label_mark=mark)
+    if run.left_over:
+        left = [
+            f"{clip_middle(printable(one.name), 60)} ({size(one.bytes)}, {_local(one.saved)})" for one in run.left_over
+        ]
+        page.line(few(left), label="  CK008 left over from a write, or still being written: ")
 
 
 def _reason(row: CheckpointRow) -> str:
     """The part of a verdict after the colon, if the checkpoint is broken or has problems."""
     return row.verdict.partition(": ")[2] if row.codes or not row.whole else ""
-
-
-def _trackers(run: RunFolder, screen: Screen) -> Iterator[str]:
-    for tracker in run.trackers:
-        if tracker.problem:
-            word = "tracker" if tracker.severity == "error" else "tracker (warning)"
-            first = f"  {word} {clip_middle(printable(tracker.name), 60)}: "
-            mark: Mark = "bad" if tracker.severity == "error" else "warn"
-            yield from wrapped(first, _shown(tracker.problem), screen, label=mark)
-
-
-def _left_over(left: Rows[LeftOverRow], screen: Screen) -> list[str]:
-    if not left:
-        return []
-    names = [f"{clip_middle(printable(one.name), 60)} ({size(one.bytes)}, {_local(one.saved)})" for one in left]
-    return wrapped("  CK008 left over from a write, or still being written: ", few(names), screen, label="heading")
 
 
 def cost_line(run: RunFolder) -> str:
@@ -330,26 +311,3 @@ def cost_line(run: RunFolder) -> str:
 
 def _step(row: CheckpointRow) -> str:
     return printable(clip_middle(row.name, 60)) if row.step is None else f"step {row.step}"
-
-
-# -- HTML --------------------------------------------------------------------------------------------------------------
-
-
-def run_folder_html(run: RunFolder) -> str:
-    """Render the checkpoints of a run, the newest first, and their problems."""
-    from ckptools.display.html import DICTS, Page, row_table
-
-    page = Page(DICTS)
-    page.line(headline(run), "bad" if run.newest_whole is None and run.checkpoints else "")
-    page.table(plural(len(run.rows), "checkpoint"), COLUMNS, all_cells(run), opened=True)
-    wrong = [(row.name, text) for row in run.rows for text in (row.why, row.remedy, *row.notes) if text]
-    if wrong:
-        page.table("what is wrong with them", WRONG_COLUMNS, wrong, opened=True)
-    for tracker in run.trackers:
-        if tracker.problem:
-            page.line(f"tracker {tracker.name}: {tracker.problem}", "bad" if tracker.severity == "error" else "warn")
-    if run.left_over:
-        row_table(page, f"{len(run.left_over)} left over from a write, or still being written", run.left_over)
-    for note in run.notes:
-        page.line(f"note: {note}", "dim")
-    return page.html()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from ckptools.display.next_command import quoted
-from ckptools.display.screen import PIPE, Screen, mark_of, painted
-from ckptools.display.tables import Column, table, wrapped
+from ckptools.display.page import PagedRecord, ScreenPage
+from ckptools.display.screen import mark_of
+from ckptools.display.tables import Column
 from ckptools.keys.renames import Rename, rename_words
 from ckptools.model.records import Rows, displayed
 from ckptools.model.regions import Ints
@@ -91,7 +92,7 @@ class ResumeRow(NamedTuple):
 
 @displayed
 @dataclass(frozen=True)
-class Match:
+class Match(PagedRecord):
     """Whether a checkpoint's model loads into another model, and why not.
 
     Attributes:
@@ -150,20 +151,27 @@ class Match:
             return f"with load_state_dict: {facts[0]}; {self.apart}; {way}"
         return "; ".join([*facts, *([self.while_loading] if self.while_loading else [])])
 
-    def __str__(self) -> str:
-        """The text that `ckptools match` prints."""
-        return match_text(self)
+    def _fill(self, page: ScreenPage) -> None:
+        for label, text in match_facts(self):
+            page.line(text, label=label.ljust(LABEL), label_mark=mark_of(label) or "heading")
+        if self.resume:
+            page.gap()
+            page.table("will it resume?", RESUME_COLUMNS, [list(row[:3]) for row in self.resume], opened=True)
+        if self.groups:
+            page.gap()
+            if self.renames:
+                page.line("what is left then:", "heading")
+            title = plural(len(self.groups), "group of names", "groups of names")
+            page.table(title, COLUMNS, list(map(group_cells, self.groups)), opened=True)
+        if self.fix:
+            page.table(f"{plural(len(self.fix), 'name')} that the renames change", FIX_COLUMNS, list(self.fix.items()))
 
     def _summary(self) -> str:
         renamed = f", {self.renamed} more after a rename" if self.renamed else ""
         return f"{'loads' if self.loads else 'DOES NOT LOAD'}: {self.same} of {self.model_names} names{renamed}"
 
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """Return a plain dict per name."""
-        return self.rows.to_dicts()
 
-
-# -- the record of `match` as text and as HTML: whether it loads, helpful renames, and the remaining differences ------
+# -- the parts of its page: whether it loads, helpful renames, and the remaining differences ---------------------------
 
 
 COLUMNS = (
@@ -175,26 +183,12 @@ COLUMNS = (
     Column("note"),
 )
 RESUME_COLUMNS = (Column("will it resume?"), Column("verdict", "verdict"), Column("detail"))
+FIX_COLUMNS = (Column("key", "name"), Column("value"))
 FINE = ("same", "converted", "ignored")
 """Statuses of names that load unchanged."""
 
 LABEL = 22
 """Width of the column of labels."""
-
-
-def match_text(found: Match, screen: Screen = PIPE) -> str:
-    """Render a match as text, cut to the screen."""
-    lines = [
-        line
-        for label, text in match_facts(found)
-        for line in wrapped(label.ljust(LABEL), printable(text), screen, label=mark_of(label) or "heading")
-    ]
-    if found.resume:
-        lines += ["", *table(RESUME_COLUMNS, [list(row[:3]) for row in found.resume], screen)]
-    rows = [group_cells(group) for group in found.groups]
-    left = [painted("what is left then:", "heading", screen.color)] if found.renames else []
-    title = ["", *left] if rows else []
-    return "\n".join([*lines, *title, *table(COLUMNS, rows, screen)])
 
 
 def match_facts(found: Match) -> Iterator[tuple[str, str]]:
@@ -270,21 +264,3 @@ def _options(renames: Sequence[Rename]) -> list[str]:
     if len(renames) == 1 and renames[0].old and not renames[0].new:
         return ["--strip-prefix", renames[0].old]
     return [word for rename in renames for word in ("--rename", f"{rename.old}={rename.new}")]
-
-
-def match_html(found: Match) -> str:
-    """Render as a page whether the model loads, the rename that fixes most, and the remaining differences."""
-    from ckptools.display.html import DICTS, Page, value_table
-
-    page = Page(DICTS)
-    for label, text in match_facts(found):
-        page.verdict(f"{label}: {text}")
-    rows = [group_cells(group) for group in found.groups]
-    if rows:
-        title = "what is left then" if found.renames else plural(len(rows), "group of names", "groups of names")
-        page.table(title, COLUMNS, rows, opened=True)
-    if found.resume:
-        page.table("will it resume?", RESUME_COLUMNS, [list(row[:3]) for row in found.resume], opened=True)
-    if found.fix:
-        value_table(page, f"{plural(len(found.fix), 'name')} that the renames change", found.fix, opened=False)
-    return page.html()

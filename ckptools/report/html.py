@@ -21,9 +21,9 @@ from ckptools.display.drawing import Picture
 from ckptools.display.html import Limits, Page, document, safe
 from ckptools.display.next_command import after_verify
 from ckptools.display.record_json import answer_json
-from ckptools.display.screen import MARKS, PIPE, Screen
-from ckptools.display.tables import verdict_lines, wrapped
-from ckptools.doctor.answers import Diagnosis, diagnosis_html
+from ckptools.display.screen import HEADLINES, MARKS, PIPE, Screen
+from ckptools.display.tables import wrapped
+from ckptools.doctor.answers import Diagnosis
 from ckptools.dtypes import short
 from ckptools.errors import UsageError
 from ckptools.explain import Explanation, explanation
@@ -267,8 +267,9 @@ def unreadable_page(found: Diagnosis, why: str, made: float) -> str:
     page = Page("")
     page.drawing(f'<div class="band is-bad"><b class="bad">cannot be opened: {safe(why)}</b></div>')
     page.line(f"ckptools {__version__}, {moment_utc(made)}; what doctor says of it:", "dim")
+    found._fill(page)
     answers = {"doctor": answer_json("doctor", found)}
-    return document(f"cannot be opened: {found.path}", str(found.path), page.html() + diagnosis_html(found), answers)
+    return document(f"cannot be opened: {found.path}", str(found.path), page.html(), answers)
 
 
 def outcome_lines(found: PageContents, screen: Screen = PIPE) -> list[str]:

@@ -6,20 +6,16 @@ from collections import Counter
 from collections.abc import Container, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from ckptools.display.page import PagedRecord, ScreenPage
 from ckptools.display.record_json import to_json
-from ckptools.display.screen import PIPE, Screen
-from ckptools.display.tables import Column, incident_lines, table, verdict_lines, wrapped
-from ckptools.model.incidents import causes_of, consequences_of, plural_of, without_consequences
+from ckptools.display.screen import HEADLINES
+from ckptools.display.tables import Column
 from ckptools.model.problems import AFTER_DEEP, WHICH_COPY, Problem
 from ckptools.model.records import Looked, Rows, displayed, to_dict
 from ckptools.model.verdict import Verdict
 from ckptools.text import clip_middle, plural, size
-
-if TYPE_CHECKING:
-    from ckptools.display.html import Page
-
 
 Result = Literal["ok", "FAIL", "warn", "partly", "not judged"]
 
@@ -105,7 +101,7 @@ def without(check: Check, codes: Container[str]) -> Check:
 
 @displayed
 @dataclass(frozen=True)
-class Verification:
+class Verification(PagedRecord):
     """The results of all checks.
 
     Attributes:
@@ -136,9 +132,16 @@ class Verification:
         """Return a plain dict per check, with its problems, for `pandas.DataFrame`."""
         return self.checks.to_dicts()
 
-    def __str__(self) -> str:
-        """The text that `ckptools verify` prints."""
-        return verification_text(self)
+    def _fill(self, page: ScreenPage) -> None:
+        found = list(causes_of(self.problems))
+        if any(check.name.startswith("checksums") and check.result in ("ok", "FAIL") for check in self.checks):
+            # `verify --deep` has read every copy, so its page does not propose to run it.
+            found = [one._replace(remedy=one.remedy.replace(WHICH_COPY, AFTER_DEEP)) for one in found]
+        page.line(self.verdict.headline, HEADLINES[self.verdict.level])
+        page.causes(found, consequences_of(self.problems))
+        page.gap()
+        page.table(plural(len(self.checks), "check"), COLUMNS, check_rows(self.checks), opened=True)
+        page.line(summary(self), "dim")
 
     def _summary(self) -> str:
         failed = sum(c.result == "FAIL" for c in self.checks)
@@ -146,22 +149,10 @@ class Verification:
         return f"{clip_middle(self.path.name, 60)}: {', '.join([found, *counted_doubts(self.checks)])}"
 
 
-# -- the record of `verify` as text, as JSON and as HTML: its verdict, the causes behind it, and a row for each check
+# -- the parts of its page, and its JSON ------------------------------------------------------------------------------
 
 
 COLUMNS = (Column("check"), Column("result", "verdict"), Column("detail"))
-
-
-def verification_text(found: Verification, screen: Screen = PIPE) -> str:
-    """Render the verdict, the causes behind the problems, a row for each check, and the cost."""
-    found_causes = list(causes_of(found.problems))
-    if any(check.name.startswith("checksums") and check.result in ("ok", "FAIL") for check in found.checks):
-        # `verify --deep` has read every copy, so its text does not propose to run it.
-        found_causes = [one._replace(remedy=one.remedy.replace(WHICH_COPY, AFTER_DEEP)) for one in found_causes]
-    causes = incident_lines(found_causes, consequences_of(found.problems), screen, screen.rows)
-    checks = table(COLUMNS, check_rows(found.checks), screen._replace(rows=None))
-    head = verdict_lines(found.verdict, screen)
-    return "\n".join([*head, *causes, "", *checks, *wrapped("", summary(found), screen, mark="dim")])
 
 
 def check_rows(checks: Sequence[Check]) -> list[tuple[str, str, str]]:
@@ -209,21 +200,3 @@ def verification_json(found: Verification) -> str:
         "seconds": round(found.seconds, 3),
     }
     return to_json(data, indent=2)
-
-
-def verification_html(found: Verification) -> str:
-    """Render the verdict, the causes behind the problems, and a row for each check."""
-    from ckptools.display.html import DICTS, Page, problem_table
-
-    page = Page(DICTS)
-    page.line(str(found.path))
-    page.headline(found.verdict)
-    problem_table(page, found.problems)
-    check_table(page, "", found.checks, opened=True)
-    page.line(summary(found), "dim")
-    return page.html()
-
-
-def check_table(page: Page, title: str, checks: Sequence[Check], opened: bool) -> None:
-    """Add a table with a row for each check."""
-    page.table(title or plural(len(checks), "check"), COLUMNS, check_rows(checks), opened=opened)

@@ -148,6 +148,15 @@ def test_a_page_holds_so_many_bytes_also_of_names_that_grow_when_escaped():
     assert len(page.html().encode()) < 20_500 and page.left_out > 80
 
 
+def test_a_labelled_line_counts_as_a_row():
+    page = Page("more", Limits(rows=3))
+    for n in range(5):
+        page.line(f"text {n}", label=f"{n}: ")
+    page.line("the end")
+    shown = "".join(Reader(page.html()).text)
+    assert shown.endswith("2: text 2the end2 lines left out; all of them: more")
+
+
 def test_a_word_is_marked_only_in_a_column_of_verdicts():
     page = Page("")
     words = [word for words in WORDS.values() for word in words]
@@ -183,7 +192,7 @@ def test_a_tensor_that_lies_whole_on_every_rank_is_no_verdict(large_world):
     assert marked(ck.files._repr_html_()) == {("status", "seen")}
     assert {title for title, _ in marked(ckptools.diff(ck, ck, values=True)._repr_html_())} == {"verdict"}
     assert marked(ckptools.checkpoints_in(WHOLE[0].file.parent)._repr_html_()) == {("whole", "whole")}
-    assert ("", "ok") in marked(ckptools.doctor(WHOLE[0].file)._repr_html_())
+    assert '<div class="line good">ok   whole?' in ckptools.doctor(WHOLE[0].file)._repr_html_()
     assert marked(broken_run7()._repr_html_()) == {("severity", "error")}
 
 
@@ -191,7 +200,7 @@ def test_a_run_in_a_notebook_says_what_is_wrong_with_each_checkpoint(tmp_path):
     folder = shutil.copytree(FIXTURES / "torch2.4.1-fsdp2-w3", tmp_path / "run")
     (folder / "rank1.pt").unlink()
     html = ckptools.checkpoints_in(tmp_path)._repr_html_()
-    assert "what is wrong with them" in html and "no file rank1.pt" in html
+    assert '<div class="line heading">  step 5, run: </div><div class="line">CK001 rank 1: no file rank1.pt' in html
 
 
 def test_how_the_names_of_an_optimizer_are_known_is_in_its_table(tmp_path):

@@ -13,7 +13,7 @@ import torch
 
 import ckptools
 from ckptools.errors import ReadError, UnknownFormatError, UsageError
-from ckptools.ls.record import CheckpointRow, RunFolder, run_folder_text
+from ckptools.ls.record import CheckpointRow, RunFolder
 from ckptools.ls.rows import NO_MODEL
 from ckptools.training.options import CreateOptions, ModelSize, ResumeOptions
 from tests.formats.deepspeed_writer import deepspeed_classes
@@ -166,7 +166,7 @@ def test_the_step_is_what_the_files_say_and_a_name_that_tells_another_is_told(ru
     assert steps(found) == [6, 4, 2]
     row = found.rows[0]
     assert not row.step_agrees and row.codes == ("CK010",)
-    assert run_folder_text(found).count("name says another step") == 1
+    assert str(found).count("name says another step") == 1
     assert row.verdict.startswith("whole, 1 warning: the name of the file or folder states another step than ")
     assert found.newest_whole == str(run / "ep0-ba1-rank0.pt")
 
@@ -264,7 +264,7 @@ def test_a_tracker_is_held_against_the_checkpoints(what, folders):
 @pytest.mark.slow
 def test_a_tracker_of_an_older_checkpoint_is_a_warning_in_words(folders):
     (folders / "latest").write_text("step-4")
-    lines = run_folder_text(ckptools.checkpoints_in(folders)).splitlines()
+    lines = str(ckptools.checkpoints_in(folders)).splitlines()
     assert "  tracker (warning) latest: CK016 names step 4; the newest whole one is step 6" in lines
     assert any(line.split()[-4:] == ["step-4", "latest", "points", "here"] for line in lines)
 
@@ -324,7 +324,7 @@ def test_trackers_of_different_kinds_to_one_checkpoint_are_a_row_each(folders):
         (folders / name).write_text("step-6")
     found = ckptools.checkpoints_in(folders)
     assert {t.name: t.checkpoint for t in found.trackers} == {"latest": "step-6", "last_checkpoint": "step-6"}
-    assert "latest, last_checkpoint point here" in run_folder_text(found)
+    assert "latest, last_checkpoint point here" in str(found)
 
 
 @pytest.mark.slow

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckptools
+from ckptools.api.notebook import html_of
 from ckptools.errors import UsageError
 from ckptools.keys.entries import Selection
-from ckptools.match.record import Match, match_html
+from ckptools.match.record import Match
 from ckptools.match.run import compared, fold
 from ckptools.torch_engine.module_shapes import Loading, NamedShape, StateDictShapes
 
@@ -374,8 +375,8 @@ def test_names_of_a_file_that_share_their_bytes_are_tied(tmp_path):
 
 def test_a_page_lists_the_names_that_renames_change_only_where_there_are_some():
     changed = matched({f"module.{name}": shape for name, shape in GPT.items()}, GPT)
-    assert f"{len(GPT)} names that the renames change" in match_html(changed)
-    assert "that the renames change" not in match_html(matched(GPT, GPT))
+    assert f"{len(GPT)} names that the renames change" in html_of(changed)
+    assert "that the renames change" not in html_of(matched(GPT, GPT))
 
 
 @pytest.mark.parametrize(("ranks", "reasons"), [(4, {"slices"}), (3, {"padded", ""}), (0, {"padded", ""})])

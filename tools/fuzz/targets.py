@@ -96,7 +96,6 @@ def used(path: Path) -> None:
     """Every command on a file or folder: each does its work or says one line why not."""
     import ckptools
     from ckptools.inspect.record import inspect_report, report_text
-    from ckptools.verify.record import verification_text
 
     out = _SCRATCH / "out.safetensors"
 
@@ -104,7 +103,7 @@ def used(path: Path) -> None:
         report_text(inspect_report(ckptools.open(path, all_ranks=True)))
 
     def verify() -> None:
-        verification_text(ckptools.verify(path, deep=True, values=True, jobs=1))
+        str(ckptools.verify(path, deep=True, values=True, jobs=1))
 
     def consolidate() -> None:
         planned = ckptools.consolidate(path, out, allow_missing=True, force=True, dry_run=True, jobs=1)

@@ -23,13 +23,12 @@ def doctor(
     Exit code: 0 nothing is wrong (warnings may be shown), 1 something is, 2 usage, 3 it cannot be opened.
     """
     from ckptools.cli.printing import CountLine, ProgressLine
-    from ckptools.doctor.answers import diagnosis_text
     from ckptools.doctor.examination import examined as examine
 
     counted, read = CountLine("looked into", "checkpoint"), ProgressLine()
     with answered_in_json(form.json, "ckptools/doctor/1", "ok", paths), counted, read:
         found = examine(paths, to=to, on_found=counted, deep=deep, progress=read, **vars(opening))
-    show_answer(form, "doctor", found, found.rows, diagnosis_text)
+    show_answer(form, "doctor", found, found.rows)
     if not found.readable:
         say(f"error: {found.rows[0].evidence}")
     if not found.ok:

@@ -41,10 +41,10 @@ def ls(
 
 
 def _show(found: RunFolder, rows: RowOptions, form: AnswerOptions) -> None:
-    from ckptools.ls.record import cost_line, run_folder_text
+    from ckptools.ls.record import cost_line
 
     shown = replace(found, rows=arranged(found.rows, rows))
-    show_answer(form, "ls", shown, shown.rows, run_folder_text)
+    show_answer(form, "ls", shown, shown.rows)
     if form.is_text:
         remark(f"\n{cost_line(found)}")
         if found.newest_whole is not None:

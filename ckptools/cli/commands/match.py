@@ -62,7 +62,7 @@ def match(
     model, 4 the map file exists already.
     """
     from ckptools.display.next_command import command_arguments
-    from ckptools.match.record import match_text, next_lines
+    from ckptools.match.record import next_lines
     from ckptools.match.run import match as run
 
     with answered_in_json(form.json, "ckptools/match/1", "loads", paths):
@@ -72,7 +72,7 @@ def match(
         shown = replace(found, groups=arranged(found.groups, replace(rows, limit=None)))
     else:
         shown = replace(found, rows=arranged(found.rows, rows))
-    show_answer(form, "match", shown, shown.rows, match_text, rows.limit)
+    show_answer(form, "match", shown, shown.rows, limit=rows.limit)
     if write_map is not None:
         _write(found, write_map)
     for line in next_lines(found, command_arguments(checkpoint), write_map):

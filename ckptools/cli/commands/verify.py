@@ -30,7 +30,7 @@ def verify(
     """
     from ckptools.cli.printing import ProgressLine
     from ckptools.model.tree import tensors_in
-    from ckptools.verify.record import verification_json, verification_text
+    from ckptools.verify.record import verification_json
     from ckptools.verify.run import verify as check
     from ckptools.verify.stored_bytes import bytes_to_read
 
@@ -51,6 +51,6 @@ def verify(
     if form.json:
         show(verification_json(found))
     else:
-        show_answer(form, "verify", found, found.checks, verification_text)
+        show_answer(form, "verify", found, found.checks)
     if not found.ok:
         raise SystemExit(1)

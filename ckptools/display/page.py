@@ -1,0 +1,74 @@
+"""The page of a record, which each record fills in one method: lines, causes and tables, as text for a screen.
+
+`Page` of `html.py` makes HTML of the same page for a notebook; commands do not import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ckptools.display.screen import PIPE, Mark, Screen
+from ckptools.display.tables import Column, cause_lines, table, wrapped
+from ckptools.model.records import Rows
+from ckptools.model.verdict import Cause, Consequence
+from ckptools.text import printable
+
+
+class ScreenPage:
+    """Collects the lines of a page, cut to a screen."""
+
+    def __init__(self, screen: Screen = PIPE) -> None:
+        self.screen = screen
+        self._lines: list[str] = []
+        self._gap = False
+
+    def line(self, text: str, mark: Mark = "", label: str = "", label_mark: Mark = "heading") -> None:
+        """Add a sentence behind a label; the marks colour them."""
+        self._add(wrapped(printable(label), printable(text), self.screen, label_mark, mark))
+
+    def lines(self, texts: Iterable[str]) -> None:
+        """Add lines that are never wrapped, such as commands, so that users can copy them."""
+        self._add(list(map(printable, texts)))
+
+    def causes(self, causes: Sequence[Cause], consequences: Sequence[Consequence]) -> None:
+        """Add the causes of problems, each with its remedy, and the consequences of missing files."""
+        self._add(cause_lines(causes, consequences, self.screen, self.screen.rows))
+
+    def table(
+        self, title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]], *, opened: bool = False
+    ) -> None:
+        """Add a table without its title; nothing if it is not `opened`, as a screen has no folds."""
+        self._add(table(columns, rows, self.screen) if opened else [])
+
+    def gap(self) -> None:
+        """Leave a blank line before the next line, if there is one."""
+        self._gap = True
+
+    def _add(self, lines: list[str]) -> None:
+        self._lines += ["", *lines] if lines and self._gap else lines
+        self._gap = self._gap and not lines
+
+
+class PagedRecord:
+    """What a feature returns: its page is what its command prints and a notebook shows."""
+
+    rows: Rows[Any]
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """Return a plain dict per row, for `pandas.DataFrame`."""
+        return self.rows.to_dicts()
+
+    def _fill(self, page: ScreenPage) -> None:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """The text that the command prints."""
+        return page_text(self)
+
+
+def page_text(record: PagedRecord, screen: Screen = PIPE) -> str:
+    """Render the page of a record as text, cut to a screen."""
+    page = ScreenPage(screen)
+    record._fill(page)
+    return "\n".join(page._lines)
