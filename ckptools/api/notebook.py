@@ -43,7 +43,7 @@ from ckptools.display.html import (
     values_html,
 )
 from ckptools.display.page import PagedRecord
-from ckptools.display.screen import MARKS
+from ckptools.display.screen import mark_of
 from ckptools.display.tables import Column, checkpoint_line, value_text
 from ckptools.dtypes import short
 from ckptools.inspect.record import (
@@ -91,7 +91,7 @@ def checkpoint_html(ck: Checkpoint) -> str:
     models = {section.name for section in sections_of_kind(ck, "model")}
     page = Page(lambda title: _command(report, title if title in models else ""))
     page.line(checkpoint_line(ck))
-    page.headline(report.verdict)
+    page.verdict(report.verdict)
     problem_table(page, report.problems, opened=report.verdict.level == "bad")
     if len(ck.files) > 1:
         page.picture(rank_map(ck), opened=report.verdict.level == "bad")
@@ -258,7 +258,8 @@ def _remarks(page: Page, tensor: Tensor) -> None:
 
 def _remark(page: Page, words: str, ranks: AbstractSet[int]) -> None:
     if ranks:
-        page.verdict(words.format(ranks=named_ranks(ranks)))
+        text = words.format(ranks=named_ranks(ranks))
+        page.line(text, mark_of(text))
 
 
 def shard_table(page: Page, shards: Sequence[Shard], tensor: Tensor | None = None) -> None:

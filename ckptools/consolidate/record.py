@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptools.consolidate.writers.layout import FromReplicas, Job, OutputLayout
+from ckptools.display.page import PagedRecord, ScreenPage
 from ckptools.display.record_json import to_json
-from ckptools.display.screen import PIPE, Screen
+from ckptools.display.screen import PIPE, Screen, mark_of
 from ckptools.display.tables import Column, table
 from ckptools.dtypes import short
 from ckptools.errors import NoSpaceError
@@ -107,7 +108,7 @@ class OutputRow(NamedTuple):
 
 @displayed
 @dataclass(frozen=True, repr=False)
-class Consolidated:
+class Consolidated(PagedRecord):
     """The output that was written, or that a dry run would have written.
 
     Attributes:
@@ -180,7 +181,7 @@ class Consolidated:
         return self.planned is not None
 
     @property
-    def rows(self) -> Rows[OutputRow]:
+    def rows(self) -> Rows[OutputRow]:  # type: ignore[override]
         """A row for each tensor that is, or would be, in the output, and for each name that was left out."""
         left_out = (OutputRow(name, "", None, "", None, 0, (), why) for name, why in self.left_out.items())
         return Rows([*map(self._row, self.layout.jobs), *left_out])
@@ -189,10 +190,6 @@ class Consolidated:
         path, shape = self.layout.files[job.file][0], job.tensor.shape
         missing = self.missing.get(job.fqn, ())
         return OutputRow(job.fqn, job.dtype, shape, str(path), job.offset, job.nbytes, missing)
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """A plain dict per tensor, for `pandas.DataFrame` and the like."""
-        return self.rows.to_dicts()
 
     def to_dict(self) -> dict[str, Any]:
         """The record as a plain dict, without a row for each tensor."""
@@ -205,9 +202,9 @@ class Consolidated:
         converted = [{"from": old, "to": new, "tensors": n} for (old, new), n in self.converted.items()]
         return {**{name: getattr(self, name) for name in names}, "converted": converted, "planned": self.planned}
 
-    def __str__(self) -> str:
-        """The text that the command prints."""
-        return "\n".join(summary(self))
+    def _fill(self, page: ScreenPage) -> None:
+        for line in summary(self):
+            page.line(line, mark_of(line))
 
     def _summary(self) -> str:
         verb = "would write" if self.dry_run else "wrote"
@@ -338,8 +335,9 @@ def consolidation_html(done: Consolidated) -> str:
     from ckptools.display.html import DICTS, Page, row_table
 
     page = Page(DICTS)
-    for line in (*summary(done), *remarks(done)):
-        page.verdict(line)
+    done._fill(page)
+    for line in remarks(done):
+        page.line(line, mark_of(line))
     wrong = [row for row in done.rows if row.left_out or row.missing]
     if wrong:
         row_table(page, f"{plural(len(wrong), 'tensor')} left out or with holes", Rows(wrong), opened=True)

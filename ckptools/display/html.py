@@ -8,21 +8,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any, NamedTuple
 
 from ckptools.display.drawing import Picture
 from ckptools.display.page import ScreenPage
-from ckptools.display.screen import mark_of
+from ckptools.display.screen import HEADLINES, mark_of
 from ckptools.display.tables import Column, cell_text, columns_of, fields_of, key_name, value_text
 from ckptools.dtypes import short
 from ckptools.model.facts import RankFile
-from ckptools.model.incidents import causes_of, consequences_of
+from ckptools.model.incidents import Cause, Consequence, causes_of, consequences_of, incidents_of
 from ckptools.model.problems import Problem
 from ckptools.model.records import Rows, record_fields
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Opaque
-from ckptools.model.verdict import Cause, Consequence, causes_of, consequences_of
+from ckptools.model.verdict import Verdict
 from ckptools.text import clip, clip_middle, count, moment, plural, printable, shape, size
 from ckptools.training_state.sections import Section, measure
 
@@ -120,21 +120,28 @@ class Page(ScreenPage):
             self._rows -= 1
         self.drawing(made)
 
-    def verdict(self, text: str) -> None:
-        """Add a line of text from ckptools, coloured by its first words."""
-        self.line(text, mark_of(text))
-
     def lines(self, texts: Iterable[str]) -> None:
         """Add lines that are never wrapped: commands, or lines drawn with characters, such as a strip of shards."""
         if shown := [safe(text, MAX_LINE) for text in texts]:
             self.drawing(f"<pre>{'<br>'.join(shown)}</pre>")
 
-    def causes(self, causes: Sequence[Cause], consequences: Sequence[Consequence], opened: bool = True) -> None:
-        """Add a row for each cause of problems, then the consequences of missing files; nothing without problems."""
-        rows = [(c.code, str(c.severity), c.where, c.what, c.remedy) for c in causes]
-        rows += [(c.code, "", f"follows from {', '.join(c.causes)}", c.text, "") for c in consequences]
+    def verdict(self, verdict: Verdict) -> None:
+        """Add the headline of a verdict in its colour, and its remark."""
+        self.line(verdict.headline, HEADLINES[verdict.level])
+        if verdict.remark:
+            self.line(verdict.remark)
+
+    def incidents(self, causes: Sequence[Cause], consequences: Sequence[Consequence], opened: bool = True) -> None:
+        """Add a row for each cause, with culprit and next step at the first; then the consequences of missing files."""
+        found = incidents_of(causes)
+        rows = [
+            (one.culprit if first else "", cause.code, str(cause.severity), cause.evidence, one.remedy if first else "")
+            for one in found
+            for cause, first in zip(one.causes, chain([True], repeat(False)), strict=False)
+        ]
+        rows += [("", c.code, "", f"follows from {', '.join(c.causes)}: {c.text}", "") for c in consequences]
         if rows:
-            title = ", ".join([plural(len(causes), "problem"), *(one.text for one in consequences)])
+            title = ", ".join([plural(len(found), "problem"), *(one.text for one in consequences)])
             self.table(title, PROBLEM_COLUMNS, rows, opened=opened)
 
     def drawing(self, html: str, counted: int = 0) -> None:
@@ -366,7 +373,7 @@ def _quoted(json: str) -> str:
 
 
 PROBLEM_COLUMNS = (
-    Column("code"), Column("severity", "verdict"), Column("where"), Column("what"), Column("what to do")
+    Column("who", "name"), Column("code"), Column("severity", "verdict"), Column("what"), Column("what to do")
 )  # fmt: skip
 FIELD_COLUMNS = (Column("field"), Column("value"))
 VALUE_COLUMNS = (Column("key", "name"), Column("value"), Column("dtype"), Column("size", "number"))
@@ -409,7 +416,7 @@ def row_table(page: Page, title: str, rows: Sequence[Any], opened: bool = False)
 
 def problem_table(page: Page, problems: Sequence[Problem], opened: bool = True) -> None:
     """Add a row for each cause of the problems, then the consequences of missing files; nothing without problems."""
-    page.causes(causes_of(problems, ("error", "warning", "note")), consequences_of(problems), opened)
+    page.incidents(causes_of(problems, ("error", "warning", "note")), consequences_of(problems), opened)
 
 
 def record_html(record: Any) -> str:

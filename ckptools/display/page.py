@@ -1,4 +1,4 @@
-"""The page of a record, which each record fills in one method: lines, causes and tables, as text for a screen.
+"""The page of a record, which each record fills in one method: lines, incidents and tables, as text for a screen.
 
 `Page` of `html.py` makes HTML of the same page for a notebook; commands do not import it.
 """
@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ckptools.display.screen import PIPE, Mark, Screen
-from ckptools.display.tables import Column, cause_lines, table, wrapped
+from ckptools.display.tables import Column, incident_lines, table, verdict_lines, wrapped
+from ckptools.model.incidents import Cause, Consequence
 from ckptools.model.records import Rows
-from ckptools.model.verdict import Cause, Consequence
+from ckptools.model.verdict import Verdict
 from ckptools.text import printable
 
 
@@ -31,9 +32,13 @@ class ScreenPage:
         """Add lines that are never wrapped, such as commands, so that users can copy them."""
         self._add(list(map(printable, texts)))
 
-    def causes(self, causes: Sequence[Cause], consequences: Sequence[Consequence]) -> None:
-        """Add the causes of problems, each with its remedy, and the consequences of missing files."""
-        self._add(cause_lines(causes, consequences, self.screen, self.screen.rows))
+    def verdict(self, verdict: Verdict) -> None:
+        """Add the headline of a verdict, and its remark."""
+        self._add(verdict_lines(verdict, self.screen))
+
+    def incidents(self, causes: Sequence[Cause], consequences: Sequence[Consequence]) -> None:
+        """Add the incidents: culprit, evidence, next step; then the consequences of missing files."""
+        self._add(incident_lines(causes, consequences, self.screen, self.screen.rows))
 
     def table(
         self, title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]], *, opened: bool = False

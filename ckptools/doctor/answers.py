@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ckptools.display.page import PagedRecord, ScreenPage
 from ckptools.display.screen import mark_of
-from ckptools.display.tables import MAX_LINE, cause_words
+from ckptools.display.tables import MAX_LINE
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.incidents import causes_of, consequences_of
 from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Rows, displayed
-from ckptools.model.verdict import Verdict, causes_of, consequences_of
+from ckptools.model.verdict import Verdict
 from ckptools.text import and_others, clip_middle, few, printable
 from ckptools.training_state.steps import contradiction
 from ckptools.verify.record import Check, Verification

@@ -21,8 +21,8 @@ from ckptools.display.drawing import Picture
 from ckptools.display.html import Limits, Page, document, safe
 from ckptools.display.next_command import after_verify
 from ckptools.display.record_json import answer_json
-from ckptools.display.screen import HEADLINES, MARKS, PIPE, Screen
-from ckptools.display.tables import wrapped
+from ckptools.display.screen import MARKS, PIPE, Screen
+from ckptools.display.tables import verdict_lines, wrapped
 from ckptools.doctor.answers import Diagnosis
 from ckptools.dtypes import short
 from ckptools.errors import UsageError

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from ckptools.display.page import PagedRecord, ScreenPage
 from ckptools.display.record_json import to_json
-from ckptools.display.screen import HEADLINES
 from ckptools.display.tables import Column
+from ckptools.model.incidents import causes_of, consequences_of, plural_of, without_consequences
 from ckptools.model.problems import AFTER_DEEP, WHICH_COPY, Problem
 from ckptools.model.records import Looked, Rows, displayed, to_dict
 from ckptools.model.verdict import Verdict
@@ -137,8 +137,8 @@ class Verification(PagedRecord):
         if any(check.name.startswith("checksums") and check.result in ("ok", "FAIL") for check in self.checks):
             # `verify --deep` has read every copy, so its page does not propose to run it.
             found = [one._replace(remedy=one.remedy.replace(WHICH_COPY, AFTER_DEEP)) for one in found]
-        page.line(self.verdict.headline, HEADLINES[self.verdict.level])
-        page.causes(found, consequences_of(self.problems))
+        page.verdict(self.verdict)
+        page.incidents(found, consequences_of(self.problems))
         page.gap()
         page.table(plural(len(self.checks), "check"), COLUMNS, check_rows(self.checks), opened=True)
         page.line(summary(self), "dim")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ckptools.display.screen import PIPE, Screen
+from ckptools.display.page import PagedRecord, ScreenPage
 from ckptools.ls.record import CheckpointRow, change_line, seconds_of
 from ckptools.model.records import Rows, displayed, to_dict
 from ckptools.text import clip, clip_middle, duration, few, moment, number, plural, printable
@@ -56,7 +56,7 @@ class WatchEvent:
 
 @displayed
 @dataclass(frozen=True)
-class Watched:
+class Watched(PagedRecord):
     """One look at a run folder.
 
     Attributes:
@@ -79,16 +79,19 @@ class Watched:
     state: Path | None = None
     seconds: float = 0.0
 
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """Return a plain dict per event, for `pandas.DataFrame`."""
-        return self.rows.to_dicts()
+    def _fill(self, page: ScreenPage) -> None:
+        newest = f"newest proven: {self.newest_proven}" if self.newest_proven else "NONE IS PROVEN"
+        parts = [f"{plural(self.checkpoints, 'checkpoint')} in {self.path}; {newest}"]
+        parts += [f"{plural(len(self.problems), 'problem')}: {few(self.problems)}"] if self.problems else []
+        parts += [f"still being written: {few(self.waiting)}"] if self.waiting else []
+        page.lines([*map(event_line, self.rows), "; ".join([*parts, duration(self.seconds)])])
 
     def _summary(self) -> str:
         newest = f"newest proven {self.newest_proven}" if self.newest_proven else "NONE IS PROVEN"
         return f"{clip_middle(str(self.path), 40)}: {plural(self.checkpoints, 'checkpoint')}, {newest}"
 
 
-# -- the record of `watch` as text: a line for each event --------------------------------------------------------------
+# -- an event as text --------------------------------------------------------------------------------------------------
 
 
 MAX_WHY = 300
@@ -106,13 +109,3 @@ def event_line(event: WatchEvent) -> str:
     why = "; ".join(filter(None, [*said, *(row.notes if judged else ())]))
     parts += [clip(printable(why), MAX_WHY)] if why else []
     return f"{moment(seconds_of(event.time))}  {'  '.join(parts)}"
-
-
-def watched_text(watched: Watched, _: Screen = PIPE) -> str:
-    """Render the events of one look, then the number of checkpoints and the newest proven one."""
-    newest = f"newest proven: {printable(watched.newest_proven)}" if watched.newest_proven else "NONE IS PROVEN"
-    parts = [f"{plural(watched.checkpoints, 'checkpoint')} in {printable(str(watched.path))}; {newest}"]
-    parts += [f"{plural(len(watched.problems), 'problem')}: {few(watched.problems)}"] if watched.problems else []
-    parts += [f"still being written: {few(watched.waiting)}"] if watched.waiting else []
-    parts += [duration(watched.seconds)]
-    return "\n".join([*map(event_line, watched.rows), printable("; ".join(parts))])

@@ -72,9 +72,10 @@ def consolidate(
 
 def _tell(done: Consolidated, copies: bool) -> None:
     from ckptools.consolidate import record
+    from ckptools.display.page import page_text
 
     at = screen()
-    lines = [line for row in record.summary(done) for line in wrapped("", row, at, mark=mark_of(row))]
+    lines = [page_text(done, at)]
     lines += record.copies(done.planned, at) if copies and done.planned else []
     show(encodable("\n".join(lines), sys.stdout.encoding))
     beside = screen(sys.stderr)

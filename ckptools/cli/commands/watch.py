@@ -47,14 +47,13 @@ def _once(watching: Following, form: EventOptions) -> bool:
     from dataclasses import replace
 
     from ckptools.model.records import Rows
-    from ckptools.watch.record import watched_text
 
     found = _first(watching)
     if found.waiting:
         time.sleep(max(watching.watcher.waiting.values()) + 0.01)
         again = watching.look()
         found = replace(again, rows=Rows((*found.rows, *again.rows)))
-    show_answer(form, "watch", found, found.rows, watched_text)
+    show_answer(form, "watch", found, found.rows)
     return not found.ok
 
 
