@@ -303,7 +303,10 @@ CULPRIT = 16
 """Widest culprit, in characters, that stands on the line of its first cause; a wider one has a line of its own."""
 
 MAX_EVIDENCE = 3
-"""At most this many causes of one incident are listed on a terminal."""
+"""At most this many causes of one incident are listed on a terminal, each in about two lines."""
+
+MARGIN, MAX_BRIEF = 16, 80
+"""Characters of the two lines that breaks between words leave empty; characters that a cause has at least."""
 
 
 def incident_lines(
@@ -335,7 +338,10 @@ def _incident(one: Incident, width: int, screen: Screen) -> Iterator[str]:
         first = f"  {one.culprit:{width}}  "
     shown = one.causes if screen.rows is None else one.causes[:MAX_EVIDENCE]
     for cause in shown:
-        yield from wrapped(f"{first}{cause.code}  ", printable(cause.evidence), screen, label="heading")
+        start, evidence = f"{first}{cause.code}  ", printable(cause.evidence)
+        if screen.width is not None and screen.rows is not None:
+            evidence = clip(evidence, max(2 * (screen.width - len(start)) - MARGIN, MAX_BRIEF))
+        yield from wrapped(start, evidence, screen, label="heading")
         first = gap
     if len(shown) < len(one.causes):
         yield f"{gap}{few([cause.code for cause in one.causes[len(shown) :]])} too"

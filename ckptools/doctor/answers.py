@@ -79,12 +79,18 @@ class Diagnosis(PagedRecord):
     def _fill(self, page: ScreenPage) -> None:
         page.line(str(self.path), "heading")
         page.gap()
+        above = self.verdict is not None and bool(self.verdict.causes)
+        if self.verdict is not None and above:
+            page.verdict(self.verdict)
+            page.incidents(self.verdict.causes, self.verdict.consequences)
+            page.gap()
         width = max((len(row.question) for row in self.rows), default=0)
         for row in self.rows:
             word = "warn" if row.doubtful else WORDS[row.ok]
             label = f"{word:4} {printable(row.question).ljust(width)}  "
             page.line(clip_middle(printable(row.answer), MAX_LINE), label=label, label_mark=mark_of(word) or "heading")
-            page.line(clip_middle(printable(row.evidence), MAX_LINE), "dim", label="     ")
+            if not (above and row.question == WHOLE and row.ok is not True):  # the incidents above are its evidence
+                page.line(clip_middle(printable(row.evidence), MAX_LINE), "dim", label="     ")
         if self.next:
             page.gap()
             page.line("next:", "heading")

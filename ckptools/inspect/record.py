@@ -410,7 +410,9 @@ def _torch_version(versions: Mapping[str, str]) -> Fact:
 
 
 MAX_PROBLEMS = 20
-"""At most this many causes on a terminal."""
+"""At most this many incidents on a terminal, and `FEW_PROBLEMS` if the rest of the report is brief."""
+
+FEW_PROBLEMS = 3
 
 WIDEST_VALUE = 52
 """Widest value, in characters, for which the column of values is widened."""
@@ -423,28 +425,49 @@ TITLES = {"weight_decay": "wd"}
 """Titles of the hyperparameter columns that differ from the hyperparameter's name."""
 
 
-def report_text(report: Report, screen: Screen = PIPE, private: bool = False) -> str:
-    """Render the whole report; scheduler values that begin with `_` only on request."""
-    names = printable(few(report.differing, 20))
-    differing = wrapped("differs between ranks, as it may: ", names, screen) if names else []
+def report_text(report: Report, screen: Screen = PIPE, private: bool = False, everything: bool = True) -> str:
+    """Render the report; scheduler values that begin with `_` only on request.
+
+    Without `everything`, a broken checkpoint on a terminal is its incidents, its facts in short and its sections: what
+    fits a screen of 24 lines.
+    """
     title = f"{printable(report.name)} in {printable(str(report.folder))}   {printable(report.saved_as)}"
+    brief = report.verdict.level == "bad" and screen.rows is not None and not everything
     with_tensors = [s for s in report.sections if s.size.tensors]
+    most = FEW_PROBLEMS if brief else None if screen.rows is None else MAX_PROBLEMS
     blocks = [
         wrapped("", title, screen, mark="heading"),
-        [*verdict_lines(report.verdict, screen), *problem_lines(report, ("error", "warning"), screen)],
-        list(_fact_lines(report, screen)),
-        table(SECTION_COLUMNS[:-1], [cells[:-1] for cells in section_cells(with_tensors)], screen),
-        list(_holds_lines(report, private, screen)),
-        *(optimizer_lines(optimizer, screen) for optimizer in report.optimizers),
-        [*differing, *problem_lines(report, ("note",), screen)],
+        [*verdict_lines(report.verdict, screen), *problem_lines(report, ("error", "warning"), screen, most)],
+        wrapped("", printable(" · ".join(_facts_in_short(report))), screen)
+        if brief
+        else list(_fact_lines(report, screen)),
+        table(SECTION_COLUMNS, section_cells(with_tensors), screen),
     ]
+    if brief:
+        blocks[-1] += wrapped("", "-v adds where each fact is from, the layout, the optimizer and the rest", screen)
+    else:
+        count = plural(len(report.differing), "value")
+        differing = [f"{count} differ between ranks, as they may; --json lists them"] if report.differing else []
+        blocks += [
+            list(_holds_lines(report, private, screen)),
+            *(optimizer_lines(optimizer, screen) for optimizer in report.optimizers),
+            [*differing, *problem_lines(report, ("note",), screen, most)],
+        ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
-def problem_lines(report: Report, severities: Sequence[Severity], screen: Screen) -> list[str]:
-    """Render the causes of problems with the given severities, and the consequences of missing files."""
+def _facts_in_short(report: Report) -> Iterator[str]:
+    """Yield facts about the whole checkpoint for one line: `step 6`, `2.1 MiB of 2.8 MiB expected`."""
+    for name, value, source in facts(report):
+        if name == "size":
+            yield f"{value} {source}".rstrip()
+        elif name in ("step", "world size", "saved"):
+            yield f"{name} {value}"
+
+
+def problem_lines(report: Report, severities: Sequence[Severity], screen: Screen, most: int | None) -> list[str]:
+    """Render at most `most` incidents with problems of the given severities, and the consequences of missing files."""
     following = consequences_of(report.problems) if "error" in severities else ()
-    most = None if screen.rows is None else MAX_PROBLEMS
     return incident_lines(causes_of(report.problems, severities), following, screen, most)
 
 
@@ -520,9 +543,10 @@ def _fact_lines(report: Report, screen: Screen) -> Iterator[str]:
 
 
 def _holds_lines(report: Report, private: bool, screen: Screen) -> Iterator[str]:
-    """Render a line of contents for each section: `timestamp  batch 5, epoch 0`."""
+    """Render a line of contents for each section without tensors: `timestamp  batch 5, epoch 0`."""
     schedulers = {s.section: scheduler_words(s, private) for s in report.schedulers}
-    rows = [(name, schedulers.get(name, holds)) for name, *_, holds in section_cells(report.sections)]
+    others = [section for section in report.sections if not section.size.tensors]
+    rows = [(name, schedulers.get(name, holds)) for name, *_, holds in section_cells(others)]
     width = min(max((len(printable(name)) for name, _ in rows), default=0), WIDEST_NAME)
     for name, holds in rows:
         if holds:
@@ -536,7 +560,7 @@ SECTION_COLUMNS = (
     Column("params", "number"),
     Column("dtype"),
     Column("size", "number"),
-    Column("holds"),
+    Column("holds", keep=1),
 )
 
 

@@ -36,7 +36,7 @@ class CheckpointRow:
         ranks: number of ranks with complete files.
         whole: None if no problem was seen but not every file was read.
         verdict: the headline of `inspect`, or of `verify` if it was verified.
-        why: the first causes with their codes, and the number of others; "" if there are none.
+        why: the worst incidents, each with its first code, and the number of others; "" if there are none.
         remedy: for the first cause; "" if none is known.
         codes: codes of all errors and warnings.
         saved: time of its last file, in UTC: `2026-11-20T01:42:07Z`; None without files.

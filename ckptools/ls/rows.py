@@ -31,7 +31,7 @@ from ckptools.formats.shared.several_checkpoints import (
 from ckptools.ls.record import CheckpointRow, LeftOverRow, LookedInto, RunFolder, TrackerRow, seconds_of
 from ckptools.ls.search import Opened, RunSearch
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.incidents import causes_of
+from ckptools.model.incidents import causes_of, incidents_of
 from ckptools.model.problems import Problem
 from ckptools.model.records import Rows
 from ckptools.model.verdict import Verdict
@@ -86,7 +86,7 @@ def _opened(name: str, path: Path, found: Opened) -> CheckpointRow:
 def judged(row: CheckpointRow, verdict: Verdict, problems: Iterable[Problem], looked_into: LookedInto) -> CheckpointRow:
     """Add a verdict to a row; `looked_into` is the command that would find the same problems."""
     doubtful = [problem for problem in problems if problem.severity != "note"]
-    causes = causes_of(doubtful, ("error",))
+    found = incidents_of(causes_of(doubtful, ("error",)))
     return replace(
         row,
         whole=verdict.whole,
@@ -94,8 +94,8 @@ def judged(row: CheckpointRow, verdict: Verdict, problems: Iterable[Problem], lo
         joinable=verdict.joinable,
         depth=verdict.depth,
         verdict=verdict.headline,
-        why="; ".join(f"{cause.code} {cause.words}" for cause in causes[:MOST]) + and_others(len(causes) - MOST),
-        remedy=causes[0].remedy if causes else "",
+        why="; ".join(f"{one.causes[0].code} {one.text}" for one in found[:MOST]) + and_others(len(found) - MOST),
+        remedy=found[0].remedy if found else "",
         codes=tuple(dict.fromkeys(problem.code for problem in doubtful)),
         looked_into=looked_into,
     )

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ckptools.cli.options import OpeningOptions, TableOptions
-from ckptools.cli.printing import answered_in_json, opened, remark, remark_private, screen, show
+from ckptools.cli.printing import Printing, answered_in_json, opened, remark, remark_private, screen, show
 from ckptools.errors import UsageError
 from ckptools.text import encodable
 
@@ -96,7 +96,7 @@ def show_text(report: Report, details: Sequence[Detail], private: bool) -> None:
 
         shown = section_text(report, details, screen())
     else:
-        shown = report_text(report, screen(), private)
+        shown = report_text(report, screen(), private, everything=Printing.verbose)
     show(encodable(shown, sys.stdout.encoding))
     remark_private(sum(detail.private for detail in details))
     lines = "\n".join(filter(None, (read_line(report), next_line(report))))
