@@ -197,7 +197,7 @@ def test_a_run_in_a_notebook_says_what_is_wrong_with_each_checkpoint(tmp_path):
     folder = shutil.copytree(FIXTURES / "torch2.4.1-fsdp2-w3", tmp_path / "run")
     (folder / "rank1.pt").unlink()
     html = ckptools.checkpoints_in(tmp_path)._repr_html_()
-    assert '<div class="line heading">  step 5, run: </div><div class="line">CK001 rank 1: no file rank1.pt' in html
+    assert '<div class="line heading">  step 5, run: </div><div class="line">CK001 rank 1 missing' in html
 
 
 def test_how_the_names_of_an_optimizer_are_known_is_in_its_table(tmp_path):
