@@ -21,12 +21,11 @@ a message need not be parsed.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, Protocol, TypeVar
+from typing import Any, Literal, Protocol
 
+from ckptools.option import spelled
 from ckptools.text import few
 
 
@@ -98,7 +97,7 @@ class DamagedError(ReadError):
     exit_code = 4
 
     def __init__(self, path: str | Path, fqn: str, damage: str) -> None:
-        way = "take another copy of the file, or leave out what it holds with --allow-missing"
+        way = f"take another copy of the file, or leave out what it holds with {spelled('allow-missing')}"
         super().__init__(path, f"{fqn}: {damage}; the file is damaged: {way}")
         self.fqn = fqn
 
@@ -187,41 +186,3 @@ def remade(kind: str, message: str) -> CkptoolsError | None:
     error = known.__new__(known, message)
     CkptoolsError.__init__(error, None, message)
     return error
-
-
-# -- errors in Python's words: the option `--prefer-rank` of a command is the argument `prefer_rank` -------------------
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-COMMAND = re.compile(
-    r"ckptools (?:consolidate|create|diff|doctor|formats|inspect|ls|match|report|shell|show|stats|tree|verify)\b[^;:)]*"
-)
-"""A command line in a message, which keeps its dashes."""
-
-CHOICE = re.compile(r"--(only|fill|dtype|weights|format) ([a-z0-9_]+)(?![a-z0-9_.-])")
-OPTION = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)")
-
-
-def in_python(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a public function so that its errors name arguments as Python does."""
-
-    @wraps(function)
-    def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return function(*args, **kwargs)
-        except CkptoolsError as error:
-            error.args = tuple(python_words(a) if isinstance(a, str) else a for a in error.args)
-            error.reason = python_words(error.reason)
-            raise
-
-    return called
-
-
-def python_words(text: str) -> str:
-    """Turn `--some-option` in a message into `some_option`, except in command lines."""
-    commands = COMMAND.findall(text)
-    parts = (CHOICE.sub(r"\1='\2'", part) for part in COMMAND.split(text))
-    rest = [OPTION.sub(lambda option: option[1].replace("-", "_"), part) for part in parts]
-    return "".join(part for pair in zip(rest, [*commands, ""], strict=True) for part in pair)

@@ -1,9 +1,19 @@
-"""A field of a record that is also an option of a command: declared, explained and given its default once."""
+"""Options of commands, which are also arguments of Python functions: declared once, and spelled for who reads of them.
+
+A field of a record that is also an option is declared, explained and given its default by `option`. A message that
+names an option says it with `spelled`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import field
-from typing import Any, Literal
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def option(
@@ -37,3 +47,41 @@ def option(
             "typed": typed,
         },
     )
+
+
+# -- options in messages -----------------------------------------------------------------------------------------------
+
+
+_FROM_PYTHON = ContextVar("called from Python", default=False)
+
+
+def spelled(name: str, *value: object) -> str:
+    """Name an option in a message, as its reader gives it: `--only model` in a command, `only='model'` in Python.
+
+    Messages are made when they are needed, not as constants: who reads them is only known then.
+
+    Args:
+        name: as the command spells it, without its first dashes: `prefer-rank`.
+        value: the option's value, if the message has one that was given or is to be given.
+    """
+    if _FROM_PYTHON.get():
+        return name.replace("-", "_") + "".join(f"={one!r}" for one in value)
+    return f"--{name}" + "".join(f" {one}" for one in value)
+
+
+def in_python(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a public function so that messages made while it runs name its arguments as Python does.
+
+    The command line calls no such function. Threads begin in the command line's words: start them in a copy of the
+    context.
+    """
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        before = _FROM_PYTHON.set(True)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _FROM_PYTHON.reset(before)
+
+    return called

@@ -75,11 +75,16 @@ class Known:
         named = [(f"--{name.replace('_', '-')}", value) for name, value in self.written_with.items()]
         return tuple(word for name, value in named for word in ((name,) if value is True else (name, str(value))))
 
-    def open(self, **options: Any) -> ckptools.Checkpoint:
-        """Open it with what a user would say."""
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a user would say to open it."""
         shapes = self.folder / self.shapes if self.shapes else None
         names = self.folder / self.names if self.names else None
-        return ckptools.open(self.file, **{"shapes": shapes, "names": names, "weights": self.weights, **options})
+        return {"shapes": shapes, "names": names, "weights": self.weights}
+
+    def open(self, **options: Any) -> ckptools.Checkpoint:
+        """Open it with what a user would say."""
+        return ckptools.open(self.file, **{**self.options, **options})
 
 
 VERL = "ckpt/global_step_3/actor/model_world_size_4_rank_0.pt"

@@ -8,9 +8,9 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from ckptools.errors import in_python
 from ckptools.files.opening import check_path
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.option import in_python
 from ckptools.tensor_io.fetch_ahead import Progress
 
 if TYPE_CHECKING:

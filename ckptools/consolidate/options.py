@@ -12,7 +12,7 @@ from ckptools.dtypes import ITEMSIZE, SHORT, is_floating
 from ckptools.errors import RefusedError, UsageError
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import describe_for_error, empty_like, leaf_at, with_leaves
-from ckptools.option import option
+from ckptools.option import option, spelled
 from ckptools.text import KeyPath, clip, few, parse_bytes
 from ckptools.training_state.optimizers import UNNAMED, Naming, optimizers_of, without_ddp
 from ckptools.training_state.sections import Section, flat_key, is_flat_optimizer, sections_of_kind
@@ -106,15 +106,16 @@ class ConsolidateOptions:
 def write_options(options: ConsolidateOptions, streamed: bool) -> WriteOptions:
     """The options of the writer, with the dtype's full name in place of a short one, such as `bf16`."""
     if options.dry_run and options.check and options.unchecked:
-        raise UsageError(
-            None, "--check compares the source with its checksums, and --unchecked does not: give one of them"
-        )
+        text = f"{spelled('check')} compares the source with its checksums, and {spelled('unchecked')} does not"
+        raise UsageError(None, f"{text}: give one of them")
     name = options.dtype
     dtype = None if name is None else {short: long for long, short in SHORT.items()}.get(name, name)
     if dtype is not None and (dtype not in ITEMSIZE or not is_floating(dtype) or dtype.startswith("float4")):
-        raise UsageError(None, f"--dtype {name}: choose a floating-point dtype, such as float32, bfloat16, float16")
+        raise UsageError(
+            None, f"{spelled('dtype', name)}: choose a floating-point dtype, such as float32, bfloat16, float16"
+        )
     if options.tied not in ("keep", "drop"):
-        raise UsageError(None, f"--tied {options.tied}: choose keep or drop")
+        raise UsageError(None, f"{spelled('tied')} {options.tied}: choose keep or drop")
     return WriteOptions(dtype, _nbytes(options.max_shard_size), options.tied, options.keep_types, streamed)
 
 
@@ -122,7 +123,9 @@ def _nbytes(given: int | str | None) -> int | None:
     """The bytes of tensors per file, which may be given as a text such as `5GB`; None for no limit."""
     size = parse_bytes(given) if isinstance(given, str) else given
     if given is not None and (type(size) is not int or size < 0):
-        raise UsageError(None, f"--max-shard-size {given}: expected a size such as 5GB or 500MiB, or a number of bytes")
+        raise UsageError(
+            None, f"{spelled('max-shard-size')} {given}: expected a size such as 5GB or 500MiB, or a number of bytes"
+        )
     return size
 
 
@@ -130,9 +133,11 @@ def hole_rule(options: ConsolidateOptions) -> str | None:
     """The rule for a tensor with a hole: None to refuse it, `leave` to leave it out, or the fill value."""
     fill = options.fill
     if fill is not None and fill not in FILLS:
-        raise UsageError(None, f"--fill {fill}: choose nan or zero")
+        raise UsageError(None, f"{spelled('fill', fill)}: choose nan or zero")
     if fill is not None and not options.allow_missing:
-        raise UsageError(None, "--fill needs --allow-missing; without it nothing that has a hole is written")
+        raise UsageError(
+            None, f"{spelled('fill')} needs {spelled('allow-missing')}; without it nothing that has a hole is written"
+        )
     return fill or ("leave" if options.allow_missing else None)
 
 
@@ -157,7 +162,7 @@ class Renaming(NamedTuple):
         now = {name: self.names.get(name, name) for name in names}
         unknown = [old for old in self.names if old not in now]
         if self.names and len(unknown) == len(self.names):
-            raise UsageError(path, f"--map: the model has none of its {len(unknown)} names; {_begin(now)}")
+            raise UsageError(path, f"{spelled('map')}: the model has none of its {len(unknown)} names; {_begin(now)}")
         for rule in self.rules:
             after = {old: rule.new_name(new) for old, new in now.items()}
             if not all(after.values()):
@@ -166,8 +171,8 @@ class Renaming(NamedTuple):
             if after == now:
                 raise UsageError(path, f"{rule.given}: fits no name of the model; {_begin(now)}")
             now = after
-        note = f"--map: the model has no {few(list(map(describe_for_error, unknown)), MAX_NAMED)}" if unknown else ""
-        return now, [note] if note else []
+        lacks = f"the model has no {few(list(map(describe_for_error, unknown)), MAX_NAMED)}"
+        return now, [f"{spelled('map')}: {lacks}"] if unknown else []
 
 
 def _begin(now: Mapping[str, str]) -> str:
@@ -185,13 +190,15 @@ def renaming_of(options: ConsolidateOptions) -> Renaming | None:
     if options.strip_prefix is not None:
         begin = options.strip_prefix.rstrip(".") + "."
         if begin == ".":
-            raise UsageError(None, "--strip-prefix is empty; give the beginning of names that goes, such as module.")
-        rules.append(_rule(f"--strip-prefix {options.strip_prefix}", begin, ""))
+            raise UsageError(
+                None, f"{spelled('strip-prefix')} is empty; give the beginning of names that goes, such as module."
+            )
+        rules.append(_rule(f"{spelled('strip-prefix')} {options.strip_prefix}", begin, ""))
     for text in options.rename:
         old, sign, new = text.partition("=")
         if not sign or not (old or new):
-            raise UsageError(None, f"--rename {text}: expected OLD=NEW, such as blocks=layers or module.=")
-        rules.append(_rule(f"--rename {text}", old, new))
+            raise UsageError(None, f"{spelled('rename')} {text}: expected OLD=NEW, such as blocks=layers or module.=")
+        rules.append(_rule(f"{spelled('rename')} {text}", old, new))
     names = _map(options.map)
     return Renaming(names, rules) if names or rules else None
 
@@ -306,7 +313,7 @@ def _following(names: Mapping[str, str], path: Path) -> NewKey:
         if not isinstance(key, str) or key.startswith(UNNAMED) or key.isdecimal():
             return key
         text = f"the model has no {describe_for_error(key)}, of which the optimizer has state, so that it cannot follow"
-        raise RefusedError(path, f"{text} the new names; write the model alone: --only model")
+        raise RefusedError(path, f"{text} the new names; write the model alone: {spelled('only', 'model')}")
 
     return new_name
 

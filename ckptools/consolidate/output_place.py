@@ -36,6 +36,7 @@ from ckptools.model.provenance import FILE_NAME
 from ckptools.model.records import displayed, to_dict
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import describe_for_error, leaf_at
+from ckptools.option import spelled
 from ckptools.text import few, fqn_of, plural, printable, size
 
 HEADROOM = 1 << 20
@@ -73,7 +74,7 @@ def output_of(out: str | Path, format: str | None = None) -> OutputPlace:
         ReadError, WriteError: `out` is in a store that cannot be reached.
     """
     if not str(out):
-        raise UsageError(None, "--out is empty; give a name for the output")
+        raise UsageError(None, f"{spelled('out')} is empty; give a name for the output")
     path = location(out)
     with store_errors(path):
         folder = str(out).endswith(("/", os.sep)) or path.is_dir()
@@ -101,18 +102,18 @@ def store_errors(path: Path) -> Iterator[None]:
 def _writer(path: Path, folder: bool, format: str | None) -> Writer:
     asked = next((w for w in WRITERS if format == w.NAME), None)
     if format is not None and asked is None:
-        raise UsageError(None, f"--format {format}: choose one of {', '.join(w.NAME for w in WRITERS)}")
+        raise UsageError(None, f"{spelled('format', format)}: choose one of {', '.join(w.NAME for w in WRITERS)}")
     by_name = next((w for w in WRITERS if path.suffix.lower() in w.SUFFIXES), None)
     if folder and by_name is not None and by_name.FILE:
         by_name = None  # `weights.pt/` is a folder that happens to be called so
     if asked is not None and by_name not in (None, asked):
         suffix = f"{path.suffix} is written as {by_name.NAME}" if by_name else ""
-        raise UsageError(path, f"{suffix}, and --format says {asked.NAME}; choose one of the two")
+        raise UsageError(path, f"{suffix}, and {spelled('format')} says {asked.NAME}; choose one of the two")
     writer = asked or by_name or (FOLDER_HOLDS if folder else None)
     if writer is None:
         known = ", ".join(s for w in WRITERS for s in w.SUFFIXES)
         suffix = repr(path.suffix) if path.suffix else "a name without suffix"
-        raise UsageError(path, f"no output format for {suffix}; use one of {known}, or say --format")
+        raise UsageError(path, f"no output format for {suffix}; use one of {known}, or say {spelled('format')}")
     return writer
 
 
@@ -129,7 +130,7 @@ def check_output(
             check_place(checkpoint, [output.path, *files, *texts], force, output.new_folder)
         side = beside(output.path, LEFT_OUT)
         if not force and side not in texts and side.exists():
-            raise OutputExistsError(side, "lists what an earlier output lacks; --force removes it")
+            raise OutputExistsError(side, f"lists what an earlier output lacks; {spelled('force')} removes it")
 
 
 def check_place(checkpoint: Checkpoint, paths: Iterable[Path], force: bool, new: Path | None = None) -> None:
@@ -152,7 +153,7 @@ def check_place(checkpoint: Checkpoint, paths: Iterable[Path], force: bool, new:
         if path.is_dir():
             raise OutputExistsError(path, "is a folder")
         if (path.exists() or path.is_symlink()) and not force:
-            raise OutputExistsError(path, "exists; --force overwrites it")
+            raise OutputExistsError(path, f"exists; {spelled('force')} overwrites it")
 
 
 def check_not_among(checkpoint: Checkpoint, output: Path) -> None:
@@ -180,7 +181,7 @@ def _check_folder(checkpoint: Checkpoint, folder: Path, force: bool, writer: Wri
     if not here and writer.FILE:
         return
     if not force:
-        raise OutputExistsError(folder, "exists; --force replaces it")
+        raise OutputExistsError(folder, f"exists; {spelled('force')} replaces it")
     known, what = (_hub_file(), "Hugging Face model") if writer.FILE else (_DCP_FILE, "DCP")
     strange = next((p.name for p in here if p.is_dir() or not known.fullmatch(p.name)), None)
     if strange is not None:
@@ -297,28 +298,22 @@ def original_for(options: ConsolidateOptions, output: OutputPlace, checkpoint: C
     """
     if options.like is None:
         if options.assume:
-            raise UsageError(None, "--assume needs --like")
+            raise UsageError(None, f"{spelled('assume')} needs {spelled('like')}")
         return None
     given = next((name for name in FORBIDDEN if getattr(options, name)), None)
     if given is not None:
-        raise UsageError(
-            None, f"--like finds names itself and writes complete sets: it does not go with {_flag(given)}"
-        )
+        text = f"{spelled('like')} finds names itself and writes complete sets"
+        raise UsageError(None, f"{text}: it does not go with {spelled(given.replace('_', '-'))}")
     if options.only not in (None, "model") or options.tied != "keep":
-        raise UsageError(
-            None, "--like writes the model, with tied weights as its config says: leave out --only and --tied"
-        )
+        text = f"{spelled('like')} writes the model, with tied weights as its config says"
+        raise UsageError(None, f"{text}: leave out {spelled('only')} and {spelled('tied')}")
     if output.writer is not SAFETENSORS or output.named:
-        raise UsageError(output.path, "--like writes a folder with safetensors: -o DIR/")
+        raise UsageError(output.path, f"{spelled('like')} writes a folder with safetensors: -o DIR/")
     original = read_original(options.like, bool(checkpoint.options and checkpoint.options.follow_symlinks))
     folder = original.path if original.path.name != "config.json" else original.path.parent
     if folder.resolve() == output.path.parent.resolve():
-        raise OutputExistsError(output.path.parent, "is the folder of --like itself; choose another name")
+        raise OutputExistsError(output.path.parent, f"is the folder of {spelled('like')} itself; choose another name")
     return original
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def made_like(
@@ -332,9 +327,9 @@ def made_like(
     models = [(section, at) for section, at in selection.places if section.kind == "model"]
     source = selection.source
     if len(models) != 1:
-        raise UsageError(source.path, f"holds {plural(len(models), 'model')}; --like writes one")
+        raise UsageError(source.path, f"holds {plural(len(models), 'model')}; {spelled('like')} writes one")
     if selection.lost or selection.missing or selection.carried:
-        raise RefusedError(source.path, "is not whole; --like writes complete sets only")
+        raise RefusedError(source.path, f"is not whole; {spelled('like')} writes complete sets only")
     section, at = models[0]
     state = leaf_at(selection.tree, at)
     found = pair(state, original, arguments(source.tree), options.assume, source.path, files)
@@ -369,7 +364,7 @@ def in_folder(layout: OutputLayout, original: Original, output: OutputPlace, dty
     causal = isinstance(stated, list) and stated and str(stated[0]).endswith("ForCausalLM")
     auto = "AutoModelForCausalLM" if causal else "AutoModel"
     load = f"from transformers import {auto}; model = {auto}.from_pretrained({quoted(folder)})"
-    notes = [f"{_flag('dtype')} {dtype}: config.json still states the dtype of --like"] if dtype else []
+    notes = [f"{spelled('dtype', dtype)}: config.json still states the dtype of {spelled('like')}"] if dtype else []
     whole = None if is_remote(folder) else folder
     return replace(layout, folder=whole, texts={**layout.texts, **texts}, load=load, notes=(*layout.notes, *notes))
 

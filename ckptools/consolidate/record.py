@@ -19,6 +19,7 @@ from ckptools.model.extents import read_paths
 from ckptools.model.records import Rows, displayed, to_dict
 from ckptools.model.regions import Box, Ints
 from ckptools.model.verdict import Verdict
+from ckptools.option import spelled
 from ckptools.tensor_io.stream import Copy, count_parts
 from ckptools.text import and_more, clip, clip_middle, duration, few, first_few, plural, printable, size
 
@@ -263,7 +264,7 @@ def summary(done: Consolidated) -> Iterator[str]:
 
 def _checksums(found: SourceChecksums | None, dry_run: bool) -> str:
     if found is None:
-        return "not compared; --check compares them" if dry_run else "not compared (--unchecked)"
+        return "not compared" + (f"; {spelled('check')} compares them" if dry_run else f" ({spelled('unchecked')})")
     if not found.right:
         return "there are none in the source"
     without = f", {found.without} have none" if found.without else ""
@@ -311,15 +312,16 @@ def remarks(done: Consolidated) -> Iterator[str]:
         yield f"note: tied weights: {clip(name, 60)} has the bytes of {clip(first, 60)}{more}"
     if done.needs:
         yield (
-            f"note: plain torch.load does not make {', '.join(done.needs)}, which --keep-types keeps: it needs "
-            "weights_only=False, or these in torch.serialization.safe_globals"
+            f"note: plain torch.load does not make {', '.join(done.needs)}, which {spelled('keep-types')} keeps: it "
+            "needs weights_only=False, or these in torch.serialization.safe_globals"
         )
     if done.not_asked:
         tensors = [f"{count} in {clip(name, 60)}" for name, count in done.not_asked.items() if count]
         plain = [clip(name, 60) for name, count in done.not_asked.items() if not count]
         parts = [f"{plural(sum(done.not_asked.values()), 'tensor')} ({few(tensors, MAX_NAMED)})"] if tensors else []
         parts += [f"what is no tensor ({few(plain, MAX_NAMED)})"] if plain else []
-        yield f"note: the model alone is written, without {' and '.join(parts)}; --only all writes everything"
+        way = f"{spelled('only', 'all')} writes everything"
+        yield f"note: the model alone is written, without {' and '.join(parts)}; {way}"
     if not done.dry_run:
         yield f"load: {done.load}"
 

@@ -46,6 +46,7 @@ from ckptools.formats.open import with_all_ranks
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.provenance import FILE_NAME
 from ckptools.model.tree import tensors_in
+from ckptools.option import spelled
 from ckptools.rules.verdict import verdict_of
 from ckptools.tensor_io.fetch_ahead import Progress, no_progress
 from ckptools.text import fqn_of, plural
@@ -131,15 +132,16 @@ def consolidate(
             except KeyboardInterrupt:
                 if kept is None:
                     raise
-                text = f"what was written is kept in {kept.folder}, and the same command with --resume takes it up"
-                raise KeyboardInterrupt(f"interrupted; {text}") from None
+                way = f"the same command with {spelled('resume')} takes it up"
+                raise KeyboardInterrupt(f"interrupted; what was written is kept in {kept.folder}, and {way}") from None
     return _result(whole, options, selection, likeness, layout, paths, seen, no_room, started - opening)
 
 
 def _donor(whole: Checkpoint, part: str, files: OpenFiles, options: ConsolidateOptions, progress: Progress) -> Donor:
     """Open the other checkpoint of the run that fills gaps, and find its own damaged records."""
     if not options.provenance:
-        raise UsageError(None, "--fill-from needs the record that --no-provenance leaves out: the output must say so")
+        record = f"the record that {spelled('no-provenance')} leaves out"
+        raise UsageError(None, f"{spelled('fill-from')} needs {record}: the output must say so")
     donor = open_donor(whole, options.fill_from or "", partial(places_to_write, only=part))
     if not options.unchecked:
         tensors = ((fqn_of(path), tensor) for path, tensor in donor.tensors.items())
@@ -157,29 +159,26 @@ def _check_codes(whole: Checkpoint, part: str, options: ConsolidateOptions) -> N
     known = {scheme.words for scheme in whole.quantized if scheme.dequantized}
     held = " and ".join(f"{plural(n, 'weight')} in codes of {words}" for words, n in codes.items())
     if codes and options.dequantize:
-        text = (
-            f"--dequantize: it holds {held}, of which ckptools makes no values; without it they are written as they are"
-        )
-        raise RefusedError(whole.path, text)
+        text = f"{spelled('dequantize')}: it holds {held}, of which ckptools makes no values"
+        raise RefusedError(whole.path, f"{text}; without it they are written as they are")
     if codes:
-        way = "add --dequantize" if codes.keys() <= known else "without it they are written as they are"
-        text = f"--dtype {options.dtype}: it holds {held}, which are no values to convert; {way}"
+        way = f"add {spelled('dequantize')}" if codes.keys() <= known else "without it they are written as they are"
+        text = f"{spelled('dtype', options.dtype)}: it holds {held}, which are no values to convert; {way}"
         raise RefusedError(whole.path, text)
     packed = next((name for name, t in named if t.dtype in NO_NUMBERS and not t.note), "")
     if packed and options.dtype is not None:
-        text = (
-            f"--dtype {options.dtype}: {packed} has several numbers to an element, and no scale: no values to convert"
-        )
-        raise RefusedError(whole.path, f"{text}; without it they are written as they are")
+        text = f"{packed} has several numbers to an element, and no scale: no values to convert"
+        way = "without it they are written as they are"
+        raise RefusedError(whole.path, f"{spelled('dtype', options.dtype)}: {text}; {way}")
     quantized = any(t.encoded_as or t.kind == "quantized" for _, t in tensors_in(whole.tree))
     if options.dequantize and not quantized and verdict_of(whole).whole is not False:  # else it may be in a lost file
-        raise UsageError(whole.path, "--dequantize: nothing here is quantized")
+        raise UsageError(whole.path, f"{spelled('dequantize')}: nothing here is quantized")
 
 
 def _notes_on_codes(whole: Checkpoint, layout: OutputLayout, dequantize: bool) -> Iterator[str]:
     """Yield notes on codes that are written unchanged, and on 8-bit floats that are converted but could be codes."""
     if dequantize and not any(shard.encoded for job in layout.jobs for shard in job.tensor.found):
-        yield "--dequantize: nothing that is written is quantized"
+        yield f"{spelled('dequantize')}: nothing that is written is quantized"
     codes = Counter(t.coded.scheme for job in layout.jobs if (t := job.tensor).coded is not None and t.are_codes)
     for words, n in codes.items():
         stated = next((scheme.stated_by for scheme in whole.quantized if scheme.words == words), "")
@@ -196,8 +195,8 @@ def _usual_part(checkpoint: Checkpoint, writer: Writer) -> str:
     if writer.ONLY == "model" and not sections_of_kind(checkpoint, "model"):
         verdict = verdict_of(checkpoint)
         why = f"{verdict.in_one_line}; " if verdict.whole is False else ""
-        text = f"{why}holds no model, which {writer.NAME} is written of; --only all writes every tensor there is"
-        raise RefusedError(checkpoint.path, text)
+        way = f"{spelled('only', 'all')} writes every tensor there is"
+        raise RefusedError(checkpoint.path, f"{why}holds no model, which {writer.NAME} is written of; {way}")
     return writer.ONLY
 
 

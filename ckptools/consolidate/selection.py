@@ -35,6 +35,7 @@ from ckptools.model.tree import (
     plain,
     walk,
 )
+from ckptools.option import spelled
 from ckptools.pickles.foreign_names import suspicious_names
 from ckptools.rules.verdict import is_of_one_rank, may_concern, stands_in_the_way, verdict_of
 from ckptools.tensor_io import replicas
@@ -134,7 +135,6 @@ def class_of(node: Opaque) -> str:
 MAX_NAMED = 5
 """At most this many names are listed in a note."""
 
-COPIES = "take one with --prefer-rank if they are copies of one model"
 IN_PARTS = "ranks hold parameters of their own here, so that one name may stand for two"
 """Advice if copies differ. In the second case, one rank's copy for all ranks would lose the other ranks' values."""
 
@@ -315,7 +315,8 @@ class Picking:
         if differing and self.options.prefer_rank is None:
             copies = next(iter(differing.values()))
             whose = f" (with regions of {self.contents.borrowed_from})" if at in self.contents.borrowed else ""
-            more = f"{whose}; {IN_PARTS if self.checkpoint.in_parts else COPIES}"
+            way = f"take one with {spelled('prefer-rank')} if they are copies of one model"
+            more = f"{whose}; {IN_PARTS if self.checkpoint.in_parts else way}"
             self.problems.append(copies.problem(fqn_of(source), self.files, more))
         if not tensor.has_copies:
             return tuple(sorted(tensor.found, key=lambda s: s.box.offsets))
@@ -415,7 +416,6 @@ def _without_attributes(node: Any) -> Any:
 
 
 ONLY = ("model", "optimizer", "all")
-ONE_COPY = "--only-this-file with the file of a rank takes its copy"
 
 
 def select(
@@ -438,10 +438,11 @@ def select(
     sections, holes, prefer_rank = _sections_to_write(checkpoint, only), hole_rule(options), options.prefer_rank
     damage = compared.damaged if compared else {}
     if prefer_rank is not None and prefer_rank not in checkpoint.ranks:
-        raise UsageError(checkpoint.path, f"--prefer-rank {prefer_rank}: there is no file of that rank here")
+        raise UsageError(checkpoint.path, f"{spelled('prefer-rank')} {prefer_rank}: there is no file of that rank here")
     if prefer_rank is not None and (unlike := next((p for p in checkpoint.problems if SLICES in p.message), None)):
-        text = f"--prefer-rank {prefer_rank} would write one rank's values for all: {unlike.message}"
-        raise NotWholeError(checkpoint.path, f"{text}; {ONE_COPY}", [unlike])
+        text = f"{spelled('prefer-rank')} {prefer_rank} would write one rank's values for all: {unlike.message}"
+        way = f"{spelled('only-this-file')} with the file of a rank takes its copy"
+        raise NotWholeError(checkpoint.path, f"{text}; {way}", [unlike])
     picking = Picking(checkpoint, options, files, damage, donor)
     errors = [p for p in checkpoint.problems if p.severity == "error"]
     concerned = [p for p in errors if _concerns(p, sections.values(), only)]
@@ -503,7 +504,7 @@ def places_to_write(checkpoint: Checkpoint, only: str) -> Iterator[tuple[KeyPath
 def _sections_to_write(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
     """The sections to write by their name in the output; a single section has no name there."""
     if not isinstance(only, str):
-        raise UsageError(checkpoint.path, f"--only {only!r}: expected a name or a glob")
+        raise UsageError(checkpoint.path, f"{spelled('only', only)}: expected a name or a glob")
     if only == "all":
         return {"": Section("other", "", (), checkpoint.tree)}
     found = sections_of_kind(checkpoint, only) if only in ONLY else _matching(checkpoint, only)
@@ -525,7 +526,7 @@ def _matching(checkpoint: Checkpoint, glob: str) -> list[Section]:
                 kept[key] = value
         found += [section._replace(value=kept)] if kept else []
     if not found:
-        text = f"--only {glob}: choose one of {', '.join(ONLY)}; or a glob that names of the model match"
+        text = f"{spelled('only', glob)}: choose one of {', '.join(ONLY)}; or a glob that names of the model match"
         raise UsageError(checkpoint.path, text)
     return found
 
@@ -551,7 +552,7 @@ def _concerns(problem: Problem, parts: Iterable[Section], only: str) -> bool:
 def _note_on_glob(checkpoint: Checkpoint, parts: Iterable[Section], glob: str) -> str:
     written = sum(len(part.value) for part in parts)
     others = sum(len(section.value) for section in sections_of_kind(checkpoint, "model")) - written
-    return f"--only {glob}: {plural(written, 'name')} of the model, without {plural(others, 'other')}"
+    return f"{spelled('only', glob)}: {plural(written, 'name')} of the model, without {plural(others, 'other')}"
 
 
 # -- reasons to refuse -------------------------------------------------------------------------------------------------
@@ -629,7 +630,7 @@ def _summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:
     first = f"{others[0].code}  {others[0].words}{and_others(len(others) - 1)}" if others else ""
     following = ", ".join(one.text for one in consequences_of(problems))
     gaps_only = all(p.kind.lacks != "nothing" for p in problems)
-    way = "--allow-missing writes what is whole" if gaps_only else ""
+    way = f"{spelled('allow-missing')} writes what is whole" if gaps_only else ""
     return "; ".join(filter(None, (named, first if named else f"not whole: {first}", following, way)))
 
 

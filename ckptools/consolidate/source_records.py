@@ -34,6 +34,7 @@ from ckptools.model.regions import Box
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import describe_for_error, walk
+from ckptools.option import spelled
 from ckptools.tensor_io.checksums import (
     Record,
     count_without,
@@ -283,7 +284,8 @@ class Donor:
     def note(self) -> str:
         """The note on facts that both checkpoints state alike, and on facts that could not be compared."""
         unproven = f"; NOT provable: {'; '.join(self.unproven)}" if self.unproven else ""
-        return f"--fill-from {self.origin}: of the same run as far as files say: {'; '.join(self.proven)}{unproven}"
+        proven = f"of the same run as far as files say: {'; '.join(self.proven)}"
+        return f"{spelled('fill-from')} {self.origin}: {proven}{unproven}"
 
 
 def open_donor(checkpoint: Checkpoint, given: str | Path, to_write: ToWrite) -> Donor:
@@ -298,16 +300,16 @@ def open_donor(checkpoint: Checkpoint, given: str | Path, to_write: ToWrite) -> 
     options = replace(checkpoint.options or Options(), files=(), only_this_file=False, ranks=None, said={})
     other = open_again(location(given), options)
     if _real_files(checkpoint) & _real_files(other):
-        raise RefusedError(other.path, "--fill-from: shares files with the checkpoint that is to be filled")
+        raise RefusedError(other.path, f"{spelled('fill-from')}: shares files with the checkpoint that is to be filled")
     try:
         mine, theirs = dict(to_write(checkpoint)), dict(to_write(other))
     except UsageError as error:
-        raise RefusedError(other.path, f"--fill-from: is not of the same run: {error.reason}") from error
+        raise RefusedError(other.path, f"{spelled('fill-from')}: is not of the same run: {error.reason}") from error
     differences, proven, unproven = _facts_compared(checkpoint, other)
     differences += _tensors_that_differ(mine, theirs)
     if differences:
         others = and_others(len(differences) - 1)
-        raise RefusedError(other.path, f"--fill-from: is not of the same run: {differences[0]}{others}")
+        raise RefusedError(other.path, f"{spelled('fill-from')}: is not of the same run: {differences[0]}{others}")
     proven = [f"names, shapes, dtypes and layout of {plural(len(mine), 'tensor')}", *proven]
     return Donor(other, theirs, tuple(proven), tuple(unproven))
 

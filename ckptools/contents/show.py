@@ -35,6 +35,7 @@ from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Absent
+from ckptools.option import spelled
 from ckptools.tensor_io.dcp_items import ItemLocator, with_items_read, with_source
 from ckptools.tensor_io.slicing import slicing_of
 from ckptools.text import KeyPath, few, first_few, is_within, named_ranks, no_such_key, plural, printable, shape, size
@@ -66,11 +67,13 @@ def index_of(text: str) -> tuple[int | slice | EllipsisType, ...]:
         if part.strip() == "...":
             found.append(...)
             continue
-        spelled = INDEX.fullmatch(part)
-        if spelled is None or not (spelled[1] or spelled[2]):
-            raise UsageError(None, f"--values {text!r}: {part.strip()!r} is no index; write slices such as '0:4,:8'")
-        start, stop = (None if word is None else int(word) for word in (spelled[1], spelled[3]))
-        found.append(slice(start, stop) if spelled[2] else int(spelled[1]))
+        index = INDEX.fullmatch(part)
+        if index is None or not (index[1] or index[2]):
+            raise UsageError(
+                None, f"{spelled('values')} {text!r}: {part.strip()!r} is no index; write slices such as '0:4,:8'"
+            )
+        start, stop = (None if word is None else int(word) for word in (index[1], index[3]))
+        found.append(slice(start, stop) if index[2] else int(index[1]))
     return tuple(found)
 
 
@@ -92,10 +95,10 @@ def elements(tensor: Tensor, text: str) -> Any:
     try:
         cut = slicing_of(tensor.shape, index_of(text))
     except IndexError as error:
-        raise UsageError(None, f"--values {text!r}: {error}") from error
+        raise UsageError(None, f"{spelled('values')} {text!r}: {error}") from error
     box = cut.box
     if box.numel > MAX_ELEMENTS:
-        raise UsageError(None, f"--values {text!r}: {box.numel} elements; at most {MAX_ELEMENTS} are shown")
+        raise UsageError(None, f"{spelled('values')} {text!r}: {box.numel} elements; at most {MAX_ELEMENTS} are shown")
     out = np.empty(box.sizes, raw_dtype(tensor.dtype))
     placed = replace(tensor, shards=tuple(_meeting(tensor, box)))
     _check_all_is_here(placed, box, text)
@@ -352,7 +355,7 @@ def show(
         UsageError: a key does not exist, or `values` is not a slice of its tensor.
     """
     if values is not None and not isinstance(values, str):  # a user may pass values=True, which `verify` accepts
-        raise UsageError(None, f"--values {values!r}: expected a slice such as '0:4,:8'")
+        raise UsageError(None, f"{spelled('values')} {values!r}: expected a slice such as '0:4,:8'")
     if with_all_ranks is not None and (all_ranks or _needs_all_ranks(ck, keys)):
         ck = with_all_ranks()
     chosen = _chosen(ck, keys)

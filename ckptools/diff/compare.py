@@ -12,7 +12,7 @@ from ckptools.diff import sides
 from ckptools.diff.digest_file import is_digest_file, read_digest_file
 from ckptools.diff.plain_values import container_notes, container_rows, group_rows, value_rows
 from ckptools.diff.record import DIFFERENT, UNPROVEN, Difference, TensorDifference, Tolerance, ValueDifference
-from ckptools.diff.sides import UNSURE, Contents, SideTensor, SideValue, contents_of
+from ckptools.diff.sides import Contents, SideTensor, SideValue, contents_of, unsure
 from ckptools.diff.tensor_values import Reading, compare_tensors, difference_of_output, is_output_of, structure_row
 from ckptools.diff.tensor_values import value_rows as tensor_value_rows
 from ckptools.diff.text import subject_rows
@@ -24,6 +24,7 @@ from ckptools.keys.value_digests import text_of
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import Rows
 from ckptools.model.tensor import Tensor
+from ckptools.option import spelled
 from ckptools.tensor_io.fetch_ahead import Progress, no_progress, thread_count
 from ckptools.text import shape
 
@@ -118,7 +119,7 @@ class _Comparison:
         complete = self.wanted.selection == EVERYTHING
         if not tensors and not values and not complete:
             section = self.wanted.selection.section
-            asked = " ".join(filter(None, (self.wanted.selection.words, section and f"--section {section}")))
+            asked = " ".join(filter(None, (self.wanted.selection.words, section and f"{spelled('section')} {section}")))
             raise UsageError(None, f"no key of A or B matches {asked}")
         subjects = Rows(subject_rows(tensors, values, self.a, self.b, complete))
         verdicts = {*(r.verdict for r in tensors), *(r.verdict for r in values), *(r.verdict for r in subjects)}
@@ -186,7 +187,7 @@ class _Comparison:
         alone = (a or b) if a is None or b is None else None
         if alone is None or len(alone.identity) != 4 or alone.identity[1] not in self.unsure:
             return row
-        return row._replace(verdict="cannot be compared", detail=UNSURE) if alone.identity[0] == "optimizer" else row
+        return row._replace(verdict="cannot be compared", detail=unsure()) if alone.identity[0] == "optimizer" else row
 
     def _notes(self) -> Iterator[str]:
         yield from self.by_order

@@ -13,11 +13,16 @@ from ckptools.keys.entries import LONG
 from ckptools.keys.value_digests import MAX_TEXT, UNREAD, Content, apart, digest_of, kind_of, text_of
 from ckptools.model.regions import Box
 from ckptools.model.tree import Found, NumpyArray, NumpyScalar, first_difference
+from ckptools.option import spelled
 from ckptools.text import CUT, clip, common_prefix, few, fqn_of, plural
 
 ByRank = Mapping[int | None, Content]
 KEYS = "a key is a number on one side and its text on the other"
-NUMBERED = "only its number matches: no name is known (--names FROM gives them)"
+
+
+def numbered() -> str:
+    """Why a parameter without a name cannot be compared, as the detail of a row."""
+    return f"only its number matches: no name is known ({spelled('names')} FROM gives them)"
 
 
 def value_rows(left: SideValue | None, right: SideValue | None, a: Contents, b: Contents) -> Iterator[ValueDifference]:
@@ -37,7 +42,7 @@ def value_rows(left: SideValue | None, right: SideValue | None, a: Contents, b: 
     elif shared[0] and shared[1] and not _lost(left, right, b) and not _lost(right, left, a):
         row = _row(value, None, *shared, a, b)
         unsure = (left.number or right.number) and row.verdict != "cannot be compared"
-        yield row._replace(verdict="cannot be compared", detail=NUMBERED) if unsure else row
+        yield row._replace(verdict="cannot be compared", detail=numbered()) if unsure else row
     elif None in left.contents or None in right.contents:
         texts = [_counted(one.contents) for one in (left, right)]
         why = f"A has {texts[0]}, B has {texts[1]}"
@@ -152,7 +157,8 @@ def _by_place(left: Sequence[SideGroup], right: Sequence[SideGroup]) -> Iterator
         verdict: Verdict = "same" if a.params == b.params else "differs"
         detail = ""
         if a.numbered or b.numbered:
-            verdict, detail = "cannot be compared", "parameters have numbers and no names (--names FROM gives them)"
+            verdict = "cannot be compared"
+            detail = f"parameters have numbers and no names ({spelled('names')} FROM gives them)"
         if len(a.params) != len(b.params):
             verdict, detail = "differs", "another number of parameters"
         yield ValueDifference(_name(a, "params"), "hyperparameters", verdict, detail, None, *texts)

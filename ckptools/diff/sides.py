@@ -46,6 +46,7 @@ from ckptools.model.rank_vote import vote
 from ckptools.model.records import grouped
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Absent, leaf_at
+from ckptools.option import spelled
 from ckptools.tensor_io.fetch_ahead import fetched, parts_of_all
 from ckptools.text import KeyPath, few, fqn_of, plural
 from ckptools.training_state.optimizers import ddp_prefix, optimizers_of, without_wrappers
@@ -284,7 +285,11 @@ def with_text_keys(side: Contents) -> Contents:
 # -- numbered parameters -----------------------------------------------------------------------------------------------
 
 
-UNSURE = "one side has numbers, the other names, and their order is not proven (--names FROM gives them)"
+def unsure() -> str:
+    """Why names cannot be matched with numbers, as the detail of a row."""
+    way = f"{spelled('names')} FROM gives them"
+    return f"one side has numbers, the other names, and their order is not proven ({way})"
+
 
 Names = Mapping[str, str]
 """The other side's name for a numbered parameter such as `?3`."""

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
-from ckptools.diff.plain_values import NUMBERED
+from ckptools.diff.plain_values import numbered
 from ckptools.diff.record import (
     DIFFERENT,
     NOT_FINITE,
@@ -371,7 +371,7 @@ def _structure(a: SideTensor, b: SideTensor) -> tuple[Verdict, str]:
         return "differs", "; ".join([f"{short(a.dtype)} → {short(b.dtype)}", *_codes(a, b)])
     if a.traits != b.traits:
         return "differs", traits_words(a, b)
-    return ("cannot be compared", NUMBERED) if a.number or b.number else ("not compared", "")
+    return ("cannot be compared", numbered()) if a.number or b.number else ("not compared", "")
 
 
 def _codes(a: SideTensor, b: SideTensor) -> list[str]:
@@ -415,7 +415,7 @@ def _sure(row: TensorDifference, a: SideTensor, b: SideTensor) -> TensorDifferen
         row = row._replace(verdict=row.verdict if row.verdict in DIFFERENT else "differs", detail=detail)
     if a.number or b.number:
         alike = "values are " + ("equal" if row.verdict in ("same", "same checksum") else "not equal")
-        return row._replace(verdict="cannot be compared", detail=f"{NUMBERED}; {alike}")
+        return row._replace(verdict="cannot be compared", detail=f"{numbered()}; {alike}")
     if row.verdict == "differs" and (codes := _codes(a, b)):  # distances of codes say nothing about weights
         row = row._replace(change=None, max=None, cosine=None, detail="; ".join(filter(None, [row.detail, *codes])))
     if a.assumed or b.assumed:

@@ -25,6 +25,7 @@ from ckptools.diff.sides import Contents
 from ckptools.display.screen import PIPE, Screen, mark_of, painted
 from ckptools.display.tables import Column, table, wrapped
 from ckptools.model.records import grouped
+from ckptools.option import spelled
 from ckptools.text import and_more, clip, clip_middle, few, number, plural, printable, shape, size, spans, told_apart
 
 # -- one line for each subject: weights, moments, learning rates, random states ----------------------------------------
@@ -354,9 +355,9 @@ def verdict_line(found: Difference) -> str:
     else:
         parts = ["nothing that was compared differs"]
     if not found.values_compared:
-        parts.append("values of tensors not compared (--values)")
+        parts.append(f"values of tensors not compared ({spelled('values')})")
     elif found.bytes_not_read:
-        parts.append(f"{size(found.bytes_not_read)} with the same stated CRC-32 not read (--every-byte)")
+        parts.append(f"{size(found.bytes_not_read)} with the same stated CRC-32 not read ({spelled('every-byte')})")
     return "; ".join(parts)
 
 

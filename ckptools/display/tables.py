@@ -20,6 +20,7 @@ from ckptools.model.records import Rows, record_fields
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName, scalar
 from ckptools.model.verdict import Verdict
+from ckptools.option import spelled
 from ckptools.rules.verdict import perhaps_more, verdict_of
 from ckptools.text import (
     MAX_BITS,
@@ -456,7 +457,7 @@ def check_table_format(name: str) -> None:
 
     known = [one for one in tabulate_formats if one not in UNSAFE]
     if name not in known:
-        raise UsageError(None, f"--table-format {name}: choose one of {', '.join(known)}")
+        raise UsageError(None, f"{spelled('table-format')} {name}: choose one of {', '.join(known)}")
 
 
 def rows_text(rows: Rows[Any], table_format: str) -> str:

@@ -35,6 +35,7 @@ from ckptools.match.run import match
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import Rows
 from ckptools.model.verdict import Verdict
+from ckptools.option import spelled
 from ckptools.tensor_io.fetch_ahead import Progress
 from ckptools.text import few, plural, size
 from ckptools.training_state.steps import step_in
@@ -245,9 +246,8 @@ class _Examination:
 
     def _loads(self, checkpoint: Checkpoint) -> Finding:
         if self.to is None:
-            return Finding(
-                LOADS, None, "not judged", "not asked; --to MODEL compares names and shapes with those of a model"
-            )
+            way = f"{spelled('to')} MODEL compares names and shapes with those of a model"
+            return Finding(LOADS, None, "not judged", f"not asked; {way}")
         try:
             found = match(checkpoint, self.to)
         except CkptoolsError as error:

@@ -20,6 +20,7 @@ from ckptools.errors import ReadError, UnsafePathError, UsageError
 from ckptools.files.remote.path import RemotePath, named_url, refreshed, shown_url
 from ckptools.files.storage import DiskFile, NotRegularError, RemoteError
 from ckptools.model.tree import TreeLimitError, check_tree_limits, describe_for_error
+from ckptools.option import spelled
 
 if TYPE_CHECKING:
     from ckptools.files.remote.cached_file import RemoteFile
@@ -340,7 +341,7 @@ def check_stays_inside(path: Path, folder: Path) -> None:
     if leads_out(path, folder):
         target = real_path(path)
         raise UnsafePathError(
-            path, f"is a link to {target}, out of the checkpoint's folder; follow it with --follow-symlinks"
+            path, f"is a link to {target}, out of the checkpoint's folder; follow it with {spelled('follow-symlinks')}"
         )
 
 

@@ -25,6 +25,7 @@ from ckptools.formats.shared.companions import is_companion
 from ckptools.formats.shared.several_checkpoints import ASTRAY, MAX_ENTRIES, Save, listed, names, several, tracker_in
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import describe_for_error, tensors_in
+from ckptools.option import spelled
 from ckptools.pickles.machine import gc_paused
 from ckptools.text import few, plural
 from ckptools.training_state import modules
@@ -128,7 +129,7 @@ class FolderSearch:
     def skipped(self, links: Sequence[Path], folder: str = "it") -> list[str]:
         """Describe the skipped entries: links out of the folder, and the notes."""
         names = few(list(map(self.name, links)))
-        text = f"{plural(len(links), 'link')} out of {folder}, not followed (--follow-symlinks): {names}"
+        text = f"{plural(len(links), 'link')} out of {folder}, not followed ({spelled('follow-symlinks')}): {names}"
         many = f"only {MAX_FOLDERS} folders were looked into"
         return [*([text] if links else []), *self.notes, *([many] if self._folders == MAX_FOLDERS else [])]
 

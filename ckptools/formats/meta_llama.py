@@ -26,7 +26,6 @@ from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, SavedFiles
 from ckptools.formats.shared.tensor_parallel import (
     COLUMNS,
-    NO_RULE,
     REPLICATED,
     ROWS,
     JoinRule,
@@ -34,6 +33,7 @@ from ckptools.formats.shared.tensor_parallel import (
     UnlikeError,
     given_rule,
     join,
+    no_rule,
     read_rules,
     unjoined_tensor,
 )
@@ -315,7 +315,7 @@ class _LlamaFolder:
         if ranks == 1:
             self.problems += [Problem(Code.LAYOUT_DISAGREES, why, None, str(name), severity="warning")] if why else []
             return REPLICATED
-        return given_rule(self.rules, str(name)) or fitting or why or (NO_RULE if self.sizes else NO_PARAMS)
+        return given_rule(self.rules, str(name)) or fitting or why or (no_rule() if self.sizes else NO_PARAMS)
 
     def _files(self) -> Iterator[RankFile]:
         for rank in sorted({*self.files, *range(min(self.world.value, MAX_RANKS))}):

@@ -21,12 +21,12 @@ from ckptools.formats.rank_search.rank_groups import are_of_one
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, was_read
 from ckptools.formats.shared.tensor_parallel import (
     ALL_RANKS,
-    NO_RULE,
     GivenRules,
     RankPiece,
     UnlikeError,
     given_rule,
     join,
+    no_rule,
     read_rules,
     unjoined_tensor,
 )
@@ -199,7 +199,7 @@ def _weight(
     if not tensors:
         return next(iter(values.values()))
     if rule is None:
-        return unjoined_tensor(tensors.items(), NO_RULE)
+        return unjoined_tensor(tensors.items(), no_rule())
     ranks = range(world) if rule.dim is not None else tensors
     try:
         return join([RankPiece(rank, rank, tensors.get(rank)) for rank in ranks], rule, world)

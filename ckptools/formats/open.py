@@ -21,6 +21,7 @@ from ckptools.formats.shared.provenance import with_provenance
 from ckptools.formats.shared.several_checkpoints import check_not_astray, tracker_in
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import GivenNames
+from ckptools.option import spelled
 from ckptools.pickles.machine import gc_paused
 from ckptools.rules import with_problems
 from ckptools.training_state import modules
@@ -60,7 +61,7 @@ def open_checkpoint(
         RefusedError: given names do not fit.
     """
     if weights not in ("fp32", "module"):
-        raise UsageError(None, f"--weights {weights}: choose fp32 or module")
+        raise UsageError(None, f"{spelled('weights', weights)}: choose fp32 or module")
     if rules is not None:
         from ckptools.formats.shared.tensor_parallel import read_rules
 
@@ -123,7 +124,7 @@ def _opened(path: Path, options: Options) -> Checkpoint:
 def _salvaging(read: Reader) -> Reader:
     """A reader that reads cut files as far as they go; torch's reader cannot."""
     if read is not modules.read_file:
-        raise UsageError(None, "--salvage goes with the inert reader alone")
+        raise UsageError(None, f"{spelled('salvage')} goes with the inert reader alone")
     return SalvagingReader()
 
 
@@ -152,7 +153,7 @@ def _check_files(paths: Sequence[Path], options: Options) -> None:
     if not paths:
         raise UsageError(None, "no path was given")
     if options.ranks is not None or options.only_this_file:
-        word = "--ranks" if options.ranks is not None else "--only-this-file"
+        word = spelled("ranks" if options.ranks is not None else "only-this-file")
         raise UsageError(None, f"{word} goes with one path, and {len(paths)} were given")
     seen: set[Path] = set()
     for path in paths:
@@ -304,6 +305,8 @@ def _named(checkpoint: Checkpoint, given: GivenNames | None) -> Checkpoint:
     numbered = [o.name for o in optimizers_of(checkpoint).values() if o.naming.by != "fqn"]
     if len(numbered) != 1:
         here = ", ".join(numbered) or "no optimizer here"
-        raise UsageError(checkpoint.path, f"--names gives the names of one optimizer, and {here} is keyed by number")
+        raise UsageError(
+            checkpoint.path, f"{spelled('names')} gives the names of one optimizer, and {here} is keyed by number"
+        )
     named = replace(checkpoint, names_given=given)
     return named if optimizers_of(named) else checkpoint

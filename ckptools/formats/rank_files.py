@@ -51,6 +51,7 @@ from ckptools.model.facts import Fact, GivenNames, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in, with_leaves
+from ckptools.option import spelled
 from ckptools.pickles.alike import Alike
 from ckptools.text import KeyPath, fqn_of, named_ranks
 from ckptools.training_state.optimizers import (
@@ -78,14 +79,15 @@ if TYPE_CHECKING:
 # Rank files do not state that each has different parameters. It is inferred if no rank has all of the model: then a
 # missing file takes parameters with it, sizes may differ, and a param group has the entries of all ranks.
 
-NOT_NAMED = (
-    "every rank numbers its own parameters, and nothing proves which one this is; "
-    "give the names with --names FROM; --only model writes the model"
-)
 NO_MODEL = (
     "numbered rank by rank, with no model beside it: nothing proves that a number is one parameter on two ranks, so it "
     "is not joined"
 )
+
+
+def _not_named() -> str:
+    ways = f"give the names with {spelled('names')} FROM; {spelled('only', 'model')} writes the model"
+    return f"every rank numbers its own parameters, and nothing proves which one this is; {ways}"
 
 
 class NamedRanks(NamedTuple):
@@ -131,7 +133,7 @@ def named_by_own_models(
                 own = given if given is None or model is None else _of_one_rank(given, model, rank)
                 naming = name_with(value, model, believed(AS_SAVED, model or {}), own)
                 assumed |= {naming.names[i] for i in naming.assumed}
-                renamed = _renamed(value, naming, rank, NOT_NAMED if models else NO_MODEL)
+                renamed = _renamed(value, naming, rank, _not_named() if models else NO_MODEL)
                 tree = with_leaves(tree, {path[len(root) :]: renamed})
             named.append((rank, tree))
         roots[root] = named
@@ -236,7 +238,9 @@ def join_by_rules(path: Path, merge: Merge, tree: Any, rules: GivenRules, world:
         merge.disagreeing.pop(place, None)
         merge.uneven = [one for one in merge.uneven if one != place]
     if not ruled:
-        raise UsageError(path, "--rules: no pattern fits a tensor here that says nothing of its place itself")
+        raise UsageError(
+            path, f"{spelled('rules')}: no pattern fits a tensor here that says nothing of its place itself"
+        )
     return tree, problems
 
 
@@ -427,7 +431,7 @@ class _RankGroup:
         others = [name for name in siblings(self.name) if name.path != self.name.path] if alone else []
         if others:
             ranks = named_ranks({name.rank for name in others})
-            text = f"files beside it are of {ranks} by their names; left out by --only-this-file"
+            text = f"files beside it are of {ranks} by their names; left out by {spelled('only-this-file')}"
             yield Problem(Code.NOT_READ, text, files=tuple(name.path.name for name in others))
 
     def _world_size(self) -> Fact:

@@ -24,6 +24,7 @@ from ckptools.model.provenance import Provenance
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import NumpyArray, nodes_in, scalar, tensors_in, walk
 from ckptools.model.verdict import Verdict
+from ckptools.option import spelled
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.rules.verdict import verdict_of
 from ckptools.text import KeyPath, clip_name, count, duration, few, fqn_of, period, plural, printable, size
@@ -83,7 +84,8 @@ def _model(ck: Checkpoint, section: Section) -> str:
 
 def _quantized(ck: Checkpoint, size: SectionSize) -> list[str]:
     """Count quantized weights by scheme; say which can be dequantized, and which parameters are not counted."""
-    known = {scheme.words: ": --dequantize writes their values" * scheme.dequantized for scheme in ck.quantized}
+    way = f": {spelled('dequantize')} writes their values"
+    known = {scheme.words: way * scheme.dequantized for scheme in ck.quantized}
     parts = [
         f"{plural(count, 'weight')} in codes of {words}{known[words]}"
         for words, count in size.quantized.items()
@@ -636,7 +638,8 @@ def scheduler_words(scheduler: SchedulerRow, private: bool = False) -> str:
     hidden = len(named) - len(shown)
     state = ", ".join(f"{k} {value_text(v, 60)}" for k, v in shown)
     agrees = {True: "; lr as in the param groups", False: "; LR IS NOT THAT OF THE PARAM GROUPS", None: ""}
-    return state + agrees[scheduler.agrees] + (f"; {plural(hidden, 'private value')}: --private" if hidden else "")
+    more = f"; {plural(hidden, 'private value')}: {spelled('private')}" if hidden else ""
+    return state + agrees[scheduler.agrees] + more
 
 
 # -- lines that `inspect` prints to stderr ----------------------------------------------------------------------------
@@ -652,7 +655,7 @@ def read_line(report: Report) -> str:
     if others > 0:
         listed = any(f.status == "listed" for f in report.checkpoint.files)
         what = "the file's name and size" if listed else "that the file is there and ends well"
-        return f"{read}, of {plural(others, 'other')} only {what} (--all-ranks: all of them)"
+        return f"{read}, of {plural(others, 'other')} only {what} ({spelled('all-ranks')}: all of them)"
     return f"{read}; no tensor values"
 
 

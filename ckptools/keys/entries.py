@@ -29,6 +29,7 @@ from ckptools.model.tree import (
     plain,
     scalar,
 )
+from ckptools.option import spelled
 from ckptools.text import MAX_BITS, Key, KeyPath, fqn_of
 from ckptools.training_state.optimizers import Optimizer, nested, optimizers_of
 from ckptools.training_state.sections import (
@@ -595,8 +596,8 @@ class Selection:
     @property
     def words(self) -> str:
         """The globs as options: `--filter 'blocks.*' --exclude '*.bias'`."""
-        given = [("--filter", glob) for glob in self.include] + [("--exclude", glob) for glob in self.exclude]
-        return " ".join(f"{option} {describe_for_error(glob)}" for option, glob in given)
+        given = [("filter", glob) for glob in self.include] + [("exclude", glob) for glob in self.exclude]
+        return " ".join(f"{spelled(option)} {describe_for_error(glob)}" for option, glob in given)
 
     def takes(self, *names: str) -> bool:
         """Whether a thing with these names is selected: a glob includes one of the names, and none excludes any."""

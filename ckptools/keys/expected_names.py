@@ -19,6 +19,7 @@ from ckptools.keys.layouts import HUB, Sizes
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import describe_for_error, tensors_in
+from ckptools.option import spelled
 from ckptools.rules.verdict import verdict_of
 from ckptools.torch_engine import module_shapes
 from ckptools.torch_engine.module_shapes import NamedShape, StateDictShapes
@@ -107,8 +108,8 @@ def _model(ck: Checkpoint, section: str) -> Section:
         raise ReadError(ck.path, f"holds no model to compare; it holds {here}")
     names = ", ".join(s.name for s in models)
     if not wanted:
-        raise UsageError(ck.path, f"--section {section}: is no model; there is {names}")
-    raise UsageError(ck.path, f"holds {len(models)} models: {names}; choose one with --section")
+        raise UsageError(ck.path, f"{spelled('section')} {section}: is no model; there is {names}")
+    raise UsageError(ck.path, f"holds {len(models)} models: {names}; choose one with {spelled('section')}")
 
 
 def shapes_of_state(values: Mapping[str, Any]) -> dict[str, NamedShape]:
@@ -199,10 +200,10 @@ def read_original(given: str | Path, follow_symlinks: bool = False) -> Original:
     with reading(path):
         folder = path if path.is_dir() else path.parent
         if path != folder and path.name != CONFIG:
-            raise UsageError(path, f"--like takes a Hugging Face folder, or its {CONFIG}")
+            raise UsageError(path, f"{spelled('like')} takes a Hugging Face folder, or its {CONFIG}")
         config_path = folder / CONFIG
         if not config_path.is_file():
-            raise UsageError(path, f"--like: there is no {CONFIG} here, so it is no Hugging Face model")
+            raise UsageError(path, f"{spelled('like')}: there is no {CONFIG} here, so it is no Hugging Face model")
     config = read_json(config_path)
     if not module_shapes.is_model_config(config):
         raise ReadError(config_path, "states no model_type; it is no config of a Hugging Face model")
@@ -211,7 +212,9 @@ def read_original(given: str | Path, follow_symlinks: bool = False) -> Original:
         whole = open_checkpoint(path, all_ranks=True, follow_symlinks=follow_symlinks)
         verdict = verdict_of(whole)
         if verdict.whole is False:
-            raise RefusedError(path, f"--like: {verdict.in_one_line}; its names are not all known, take a whole one")
+            raise RefusedError(
+                path, f"{spelled('like')}: {verdict.in_one_line}; its names are not all known, take a whole one"
+            )
         alone = ((key[-1], t.found[0].sources[0].path) for key, t in tensors_in(whole.tree) if len(t.found) == 1)
         files = {name: path.name for name, path in alone if path.suffix == ".safetensors"}
         return Original(path, saved_shapes(whole), config, files, copied)
@@ -267,11 +270,11 @@ def _check_tokenizer(folder: Path, names: set[str]) -> None:
     described = names & {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}
     if len(lacks) == 1:
         raise RefusedError(
-            folder, f"--like: half a tokenizer: there is no {lacks.pop()}; add it, or name {CONFIG} alone"
+            folder, f"{spelled('like')}: half a tokenizer: there is no {lacks.pop()}; add it, or name {CONFIG} alone"
         )
     if lacks and described:
         text = f"half a tokenizer: {min(described)} and no vocabulary (tokenizer.json, tokenizer.model, vocab.json)"
-        raise RefusedError(folder, f"--like: {text}; add it, or name {CONFIG} alone")
+        raise RefusedError(folder, f"{spelled('like')}: {text}; add it, or name {CONFIG} alone")
 
 
 def _content(path: Path, follow_symlinks: bool) -> bytes:

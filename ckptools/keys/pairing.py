@@ -28,6 +28,7 @@ from ckptools.keys.layouts import (
 from ckptools.keys.paired import COMPUTED, CutRows, Pairing, PairingRule
 from ckptools.keys.renames import find_renames, rename_words
 from ckptools.model.tensor import Tensor
+from ckptools.option import spelled
 from ckptools.tensor_io.slicing import RowBlock, split_rows
 from ckptools.tensor_io.stream import tensor_bytes, tensor_digest
 from ckptools.text import few, plural, printable
@@ -90,7 +91,9 @@ def _check_settings(args: Mapping[str, Any], assume: bool, path: Path) -> None:
     """Refuse Megatron settings without a rule, and missing settings unless the defaults are assumed."""
     if "rotary_interleaved" not in args and not assume:
         text = "the checkpoint does not hold Megatron's args, which say how rotary pairs and norms are stored"
-        raise RefusedError(path, f"{text}; --assume takes the defaults (rotary_interleaved and layernorm_1p off)")
+        raise RefusedError(
+            path, f"{text}; {spelled('assume')} takes the defaults (rotary_interleaved and layernorm_1p off)"
+        )
     for name in UNCOVERED:
         if args.get(name):
             raise RefusedError(path, f"args.{name} is set, for which there is no documented rule")
@@ -175,7 +178,9 @@ def pair(
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     encoded = next((name for name, tensor in tensors.items() if tensor.encoded_as), None)
     if encoded is not None:
-        raise RefusedError(path, f"{encoded} is quantized; --like writes values: add --dequantize")
+        raise RefusedError(
+            path, f"{encoded} is quantized; {spelled('like')} writes values: add {spelled('dequantize')}"
+        )
     found = recognise(tensors, original.sizes)
     if original.config and found.layout not in HUB and len(found.placed) * 2 > len(tensors):
         draft = from_trainer(found, tensors, original, args, assume, path)
@@ -232,7 +237,7 @@ def _checked(
         if _padded(name, tensor, wanted.shape):
             assert wanted.shape is not None
             kept = wanted.shape[0]
-            why = why_padding(tensor, kept, args, files) or ("assumed (--assume)" if assume else "")
+            why = why_padding(tensor, kept, args, files) or (f"assumed ({spelled('assume')})" if assume else "")
             if why:
                 cut.append(CutRows(name, tensor.shape[0], kept, why))
                 tensor = split_rows(tensor, [RowBlock(0, kept, 0, 0)])[0]
@@ -255,8 +260,8 @@ def _checked(
     if shapes:
         facts.append(few(list(map(printable, shapes)), MAX_NAMED))
     if facts:
-        way = "" if assume else "; --assume takes what only shapes speak for"
-        raise RefusedError(path, f"--like: {'; '.join(facts)}; nothing was written{way}")
+        way = "" if assume else f"; {spelled('assume')} takes what only shapes speak for"
+        raise RefusedError(path, f"{spelled('like')}: {'; '.join(facts)}; nothing was written{way}")
     return replace(draft, tensors=made, cut=tuple(cut), left=left)
 
 

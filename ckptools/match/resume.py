@@ -19,6 +19,7 @@ from ckptools.keys.value_digests import random_states
 from ckptools.match.record import MatchRow, ResumeRow, ResumeVerdict
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
+from ckptools.option import spelled
 from ckptools.pickles.machine import STRIDES
 from ckptools.text import few, named_ranks, plural
 from ckptools.torch_engine.installed import names_that_torch_lacks, torch_version
@@ -29,9 +30,12 @@ MAX_NAMED = 3
 OWN_FILES = ("rank_files", "deepspeed")
 """Formats whose trainers read the file of their own rank, and so resume only on the same number of ranks."""
 
-GIVE_NAMES = "--names FROM gives names"
 CONVERT = "consolidate -o resume.dcp"
 """Command that writes a DCP folder, which every world size and torch from 2.6 on can read."""
+
+
+def _give_names() -> str:
+    return f"{spelled('names')} FROM gives names"
 
 
 def resume_rows(
@@ -58,12 +62,12 @@ def resume_rows(
     yield _dtypes([row for row in rows if row.dtype_differs])
     if optimizer:
         if expected is None:
-            text = "--optimizer: --to must name a function that returns (model, optimizer)"
+            text = f"{spelled('optimizer')}: {spelled('to')} must name a function that returns (model, optimizer)"
             raise UsageError(None, f"{text}, as in: return model, torch.optim.AdamW(model.parameters())")
         yield from _optimizer(ck, names, expected)
     if world_size is not None:
         if world_size < 1:
-            raise UsageError(None, f"--world-size {world_size}: a run has at least one rank")
+            raise UsageError(None, f"{spelled('world-size')} {world_size}: a run has at least one rank")
         yield _ranks(ck, world_size)
         yield from _random_states(ck, world_size)
     yield torch_row(ck)
@@ -109,9 +113,9 @@ def _by_number(saved: Optimizer, groups: list[list[str]], expected: OptimizerSha
         listed = any(groups)
         text = f"groups of {here} parameters here and {there} there" if listed else "the groups here list no parameters"
         verdict: ResumeVerdict = "DOES NOT FIT" if listed else "not known"
-        yield ResumeRow("optimizer groups", verdict, f"{text}; {known}", GIVE_NAMES)
+        yield ResumeRow("optimizer groups", verdict, f"{text}; {known}", _give_names())
         text = f"{plural(len(saved.state), 'state')} by number, and no number has its place in the new optimizer"
-        yield ResumeRow("optimizer state", "not known", text, GIVE_NAMES)
+        yield ResumeRow("optimizer state", "not known", text, _give_names())
         return
     numbered = {str(key) if str(key).startswith(UNNAMED) else f"{UNNAMED}{key}": v for key, v in saved.state.items()}
     by_name = {**numbered, **{str(key): slots for key, slots in saved.state.items()}}
@@ -127,8 +131,8 @@ def _by_number(saved: Optimizer, groups: list[list[str]], expected: OptimizerSha
     ]
     if row.verdict != "fits" or moved:
         text = f"{sizes} here and there; {known}" + (f"; by shape or order {few(moved, MAX_NAMED)}" if moved else "")
-        yield ResumeRow("optimizer groups", "not known", text, GIVE_NAMES)
-        yield row if row.verdict != "fits" else row._replace(verdict="not known", next=GIVE_NAMES)
+        yield ResumeRow("optimizer groups", "not known", text, _give_names())
+        yield row if row.verdict != "fits" else row._replace(verdict="not known", next=_give_names())
         return
     lacking = _settings_lacking(saved, expected)
     text = f"by number, as torch loads them: {sizes}" + (f"; {lacking}" if lacking else "")

@@ -12,13 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ckptools.errors import in_python
 from ckptools.model.facts import NOTHING_READ, Fact, GivenNames, ModelConfig, ModuleOrder, RankFile, ReadCost, Scheme
 from ckptools.model.problems import Problem
 from ckptools.model.provenance import Filled, Provenance
 from ckptools.model.records import Rows, as_html
 from ckptools.model.state_dict import RawTree, StateDict
 from ckptools.model.tensor import OtherFiles, Rounded, Tensor
+from ckptools.option import in_python
 from ckptools.text import KeyPath, fqn_of, no_such_key
 
 if TYPE_CHECKING:

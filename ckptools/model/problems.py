@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, Literal, NamedTuple
 
 from ckptools.model.records import Rows, displayed, to_dict
+from ckptools.option import spelled
 from ckptools.text import named_ranks, plural
 
 Severity = Literal["error", "warning", "note"]
@@ -199,17 +200,17 @@ NO_OBJECT = "no object"
 
 ORIGIN = "where it was saved"
 AGAIN = f"copy {{files}} again from {ORIGIN}"
-WHICH_COPY = "; verify --deep finds a damaged copy, --prefer-rank takes one"
-AFTER_DEEP = "; --prefer-rank takes one"
-"""Replaces `WHICH_COPY` in the remedies of verify --deep, which has just read every copy."""
+BY_DEEP = "verify --deep finds a damaged copy, "
+"""Part of a remedy that the record of verify --deep leaves out, because it has read every copy."""
+WHICH_COPY = f"; {BY_DEEP}{{prefer_rank}} takes one"
 BACK = "consolidate again once the files that were lost are back"
 EARLIER = "go back to an earlier checkpoint"
 REMEDIES = {
-    Code.FILE_MISSING: "put {files} beside the others; --allow-missing writes what is whole",
-    Code.FILE_CUT: f"{AGAIN}; --allow-missing writes what is whole",
+    Code.FILE_MISSING: "put {files} beside the others; {allow_missing} writes what is whole",
+    Code.FILE_CUT: f"{AGAIN}; {{allow_missing}} writes what is whole",
     Code.ODD_FILE_SIZE: f"compare its size with the one where it was saved; if that differs, {AGAIN}",
-    Code.BAD_CHECKSUM: f"{AGAIN}; --allow-missing leaves out what is damaged",
-    Code.VALUE_LOST: f"{AGAIN}; --allow-missing leaves out what is damaged",
+    Code.BAD_CHECKSUM: f"{AGAIN}; {{allow_missing}} leaves out what is damaged",
+    Code.VALUE_LOST: f"{AGAIN}; {{allow_missing}} leaves out what is damaged",
     Code.MIXED_SAVES: f"put the files of one save together: {AGAIN}",
     Code.METADATA_CONTRADICTS: "copy the metadata again from where it was saved",
     Code.LEFT_OVER: "delete it, once no process writes there",
@@ -219,22 +220,22 @@ REMEDIES = {
     Code.MANIFEST_DIFFERS: f"{AGAIN}, or write the manifest anew",
     Code.FILE_UNREADABLE: "make {files} readable",
     Code.TRACKER_ASTRAY: "let the tracker name the newest whole checkpoint: ckptools ls",
-    Code.NEVER_WRITTEN: f"{AGAIN}; --allow-missing leaves out what was never written",
+    Code.NEVER_WRITTEN: f"{AGAIN}; {{allow_missing}} leaves out what was never written",
     Code.FILE_CONTRADICTS: "put the data files back under the names that they had, or copy {files} again",
     Code.FILLED: BACK,
     Code.LEFT_OUT: BACK,
     Code.ORIGIN_UNREADABLE: "consolidate again",
     Code.NAMED_AS_ANOTHER_RANK: "give {files} the names of the ranks that they hold; consolidate goes by the content",
-    Code.TENSOR_GAP: "find the file that holds it; --allow-missing leaves it out, or fills it with --fill",
+    Code.TENSOR_GAP: "find the file that holds it; {allow_missing} leaves it out, or fills it with {fill}",
     Code.TENSOR_OVERLAP: "put the files of one save together",
     Code.WORLD_SIZES_DISAGREE: "put the files of one save together",
     Code.LAYOUT_DISAGREES: f"put the files of one save together: {AGAIN}",
     Code.COPIES_DIFFER: f"{AGAIN}{WHICH_COPY}",
-    Code.TENSOR_NOT_JOINED: "give what the message names; --allow-missing leaves such tensors out",
+    Code.TENSOR_NOT_JOINED: "give what the message names; {allow_missing} leaves such tensors out",
     Code.MODEL_PART_MISSING: "put the missing part beside it",
     Code.PLACEHOLDERS: "consolidate the folder of ZeRO-3's rank files; to save a model, gather its parameters first"
     " (stage3_gather_16bit_weights_on_model_save)",
-    Code.SIZE_UNSTATED: "give the shapes with --shapes FROM, or --allow-missing if you know that no rank is missing",
+    Code.SIZE_UNSTATED: "give the shapes with {shapes}, or {allow_missing} if you know that no rank is missing",
     Code.NOT_FINITE: EARLIER,
     Code.ZEROS: EARLIER,
     Code.VALUES_ODD: "compare with an earlier checkpoint: ckptools diff --values",
@@ -244,10 +245,10 @@ REMEDIES = {
     Code.RNG_STATES_EQUAL: "seed each rank anew when you resume",
     Code.PARAM_GROUPS: "correct the param groups before the optimizer is loaded",
     Code.OPTIMIZER_STATE_SHAPE: EARLIER,
-    Code.OPTIMIZER_STATE_UNNAMED: "give the names with --names",
+    Code.OPTIMIZER_STATE_UNNAMED: "give the names with {names}",
     Code.UNSAFE_NAME: "do not load it with torch.load(weights_only=False); ckptools runs nothing of it",
 }
-"""The user's next step by kind of problem; `{files}` stands for the files of its ranks."""
+"""The user's next step by kind of problem; `{files}` stands for the files of its ranks, other names for options."""
 
 WITHOUT_MAJORITY = {
     Code.MIXED_SAVES: "put the files of one save together",
@@ -267,7 +268,7 @@ def remedy_of(kind: Code, group: Sequence[Problem]) -> str:
     if any(p.differing and p.differing.plain for p in group):
         remedy = remedy.removesuffix(WHICH_COPY)
     if kind is Code.FILE_CUT and all(p.found == NO_OBJECT for p in group):
-        remedy = f"{EARLIER}, as ckptools ls lists them; --allow-missing writes what is whole"
+        remedy = f"{EARLIER}, as ckptools ls lists them; {{allow_missing}} writes what is whole"
     if kind is Code.NEVER_WRITTEN and all(p.severity == "warning" for p in group):  # zeros are written as they are
         remedy = AGAIN
     if kind is Code.STRAY_FILE and all(p.severity == "warning" for p in group):
@@ -275,4 +276,11 @@ def remedy_of(kind: Code, group: Sequence[Problem]) -> str:
     if kind is Code.FILE_MISSING and len(ranks) * 2 > max(ranks, default=0) + 1 > 2:  # most of them are not here
         files = f"the other {plural(len(ranks), 'rank file')}"
         remedy = remedy.replace("the others", "what is here")
-    return remedy.replace(ORIGIN, "where they were saved" if several else ORIGIN).format(files=files)
+    return remedy.replace(ORIGIN, "where they were saved" if several else ORIGIN).format(
+        files=files,
+        allow_missing=spelled("allow-missing"),
+        prefer_rank=spelled("prefer-rank"),
+        fill=spelled("fill"),
+        shapes=spelled("shapes", "FROM"),
+        names=spelled("names"),
+    )

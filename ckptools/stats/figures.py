@@ -29,6 +29,7 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import scalar
+from ckptools.option import spelled
 from ckptools.stats.passes import (
     MeasuredPart,
     PassResult,
@@ -381,10 +382,12 @@ def pairs_of(ck: Checkpoint, selection: Selection) -> list[Pair]:
         UsageError: no optimizer has Adam's moments, or the selected section is not an optimizer's.
     """
     if selection.section not in ("", ALL, "optimizer", *(s.name for s in sections_of_kind(ck, "optimizer"))):
-        raise UsageError(None, f"--moments shows optimizers: --section {selection.section} is none")
+        raise UsageError(
+            None, f"{spelled('moments')} shows optimizers: {spelled('section')} {selection.section} is none"
+        )
     found = [pair for pair in _all_pairs(ck) if selection.section in ("", ALL, "optimizer", pair.optimizer)]
     if not found:
-        raise UsageError(ck.path, f"no optimizer in it has {FIRST} and {SECOND}; see --section optimizer")
+        raise UsageError(ck.path, f"no optimizer in it has {FIRST} and {SECOND}; see {spelled('section')} optimizer")
     return [pair for pair in found if selection.takes(pair.name)]
 
 

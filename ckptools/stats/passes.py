@@ -26,6 +26,7 @@ from ckptools.model.records import grouped
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
+from ckptools.option import spelled
 from ckptools.tensor_io import fetch_ahead
 from ckptools.tensor_io.dcp_items import with_source
 from ckptools.tensor_io.elements import BAND, Piece, pieces_of, raw_bands
@@ -76,7 +77,7 @@ def elsewhere(ck: Checkpoint, selection: Selection) -> str:
     """Name sections with matching tensors, for when no tensor of the model matches; empty if nothing matches."""
     found = _tensors(ck, selection)
     kinds = list(dict.fromkeys(entry.kind for entry in found))
-    return f"{plural(len(found), 'tensor')} elsewhere: --section {' or '.join(kinds)}" if found else ""
+    return f"{plural(len(found), 'tensor')} elsewhere: {spelled('section')} {' or '.join(kinds)}" if found else ""
 
 
 def _tensors(ck: Checkpoint, selection: Selection) -> list[Entry]:

@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,7 +80,7 @@ def in_threads(
         failed: BaseException | None = None
         try:
             for _ in range(count):
-                pending.add(pool.submit(work_off))
+                pending.add(pool.submit(copy_context().run, work_off))
             while pending and not interrupted and failed is None:
                 done, pending = wait(pending, INTERRUPT_SECONDS, FIRST_EXCEPTION)
                 failed = next((f.exception() for f in done if f.exception() is not None), None)

@@ -16,6 +16,7 @@ from ckptools.model.records import grouped
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Rounded
+from ckptools.option import spelled
 from ckptools.text import clip_middle, shape
 
 CHUNK = 4 << 20
@@ -188,7 +189,8 @@ def _mismatch(pair: Rounded) -> Problem | None:
             text = (
                 f"{sample}: its fp32 copy does not round to the {pair.weight.dtype} weight, so the layout that was "
                 "found is not the one that was saved, one of both is damaged or another file's, or the weight was "
-                "changed by hand; --only model --weights module --unchecked writes the weights as they are"
+                f"changed by hand; {spelled('only', 'model')} {spelled('weights', 'module')} {spelled('unchecked')} "
+                "writes the weights as they are"
             )
             return Problem(Code.COPIES_DIFFER, text, None, pair.fqn)
     if unread is not None:

@@ -24,6 +24,7 @@ from ckptools.errors import ReadError, UsageError
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Coded
 from ckptools.model.tree import describe_for_error
+from ckptools.option import spelled
 from ckptools.text import clip, first_line, no_such_key, plural
 
 # -- conversions by `from_pretrained`: transformers 5 renames, joins, splits and dequantizes tensors while loading
@@ -301,7 +302,7 @@ def _called(name: str) -> Any:
     function: Any = import_module(module)
     for part in path.split("."):
         if not hasattr(function, part):
-            raise UsageError(None, f"--to {name}: {no_such_key(part, dir(function))}")
+            raise UsageError(None, f"{spelled('to')} {name}: {no_such_key(part, dir(function))}")
         function = getattr(function, part)
     with torch.device("meta"):
         made = isinstance(function, type) or not hasattr(function, "state_dict")
@@ -321,7 +322,7 @@ def _users_code(name: str) -> Iterator[None]:
         if not error.name or not f"{name.partition(':')[0]}.".startswith(f"{error.name}."):
             raise ReadError(None, _raised(name, error)) from error
         text = f"there is no module {error.name} here; it is looked for in this folder and in Python's path"
-        raise UsageError(None, f"--to {name}: {text}") from error
+        raise UsageError(None, f"{spelled('to')} {name}: {text}") from error
     except (Exception, SystemExit) as error:
         raise ReadError(None, _raised(name, error)) from error
     finally:
@@ -330,7 +331,8 @@ def _users_code(name: str) -> Iterator[None]:
 
 def _raised(name: str, error: BaseException) -> str:
     said = clip(first_line(error), MAX_MESSAGE)
-    return f"--to {name}: raised {type(error).__name__}: {said}; it is called with no arguments, on torch's meta device"
+    how = "it is called with no arguments, on torch's meta device"
+    return f"{spelled('to')} {name}: raised {type(error).__name__}: {said}; {how}"
 
 
 def shapes_of(model: Any, given_by: str = "") -> StateDictShapes:
@@ -410,7 +412,7 @@ def shapes_from_config(path: Path, content: Mapping[str, Any]) -> StateDictShape
         import transformers
     except ImportError as error:
         text = "describes a model for transformers, which is not installed: pip install transformers; or name the "
-        raise UsageError(path, text + "function that makes it: --to package.module:function") from error
+        raise UsageError(path, text + f"function that makes it: {spelled('to')} package.module:function") from error
     try:
         with _offline(transformers), contextlib.redirect_stdout(sys.stderr):
             made = shapes_of(_model(transformers, path, content), str(path))
@@ -447,7 +449,7 @@ def _class(transformers: Any, path: Path, content: Mapping[str, Any]) -> Any:
 
 
 def _lacks(transformers: Any, what: str) -> str:
-    way = "code from elsewhere is not run; name the function that makes it: --to package.module:function"
+    way = f"code from elsewhere is not run; name the function that makes it: {spelled('to')} package.module:function"
     return f"transformers {transformers.__version__} has no {what}; {way}"
 
 

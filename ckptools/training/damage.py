@@ -18,11 +18,11 @@ from functools import partial
 from math import prod
 from pathlib import Path
 
-from ckptools import api
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import CkptoolsError, UsageError
 from ckptools.files.opening import File, Window
 from ckptools.files.zip_archive import Container, checksum_places
+from ckptools.formats.open import open_checkpoint
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.shards import Shard, Source
@@ -30,6 +30,7 @@ from ckptools.model.tree import tensors_in
 from ckptools.tensor_io.checksums import crc32
 from ckptools.text import few, fqn_of
 from ckptools.training.options import CreateOptions
+from ckptools.verify.run import verify
 
 # -- kinds of damage: one function for each, and the table `KINDS` that names them -------------------------------------
 # The functions know files and bytes, but no layout: `apply` asks ckptools where each tensor lies.
@@ -322,7 +323,7 @@ def apply(path: Path, text: str, seed: int, runs: Mapping[str, Path]) -> tuple[B
     refused = ""
     done = [Broken(asked, names(t.files), KINDS[asked.kind].do(t)) for asked, t in targets.items()]
     try:
-        problems = api.verify(files.left, deep=True, values=any(b.asked.kind == "nan" for b in done)).problems
+        problems = verify(files.left, deep=True, values=any(b.asked.kind == "nan" for b in done)).problems
     except CkptoolsError as error:
         refused = str(error)
     shown = [_shown(broken, targets[broken.asked], problems, files.count) for broken in done]
@@ -333,7 +334,7 @@ class _Files:
     """The files of a checkpoint by rank, and the shards in them; by number if no file belongs to a rank."""
 
     def __init__(self, path: Path) -> None:
-        self.checkpoint: Checkpoint = api.open(path, all_ranks=True)
+        self.checkpoint: Checkpoint = open_checkpoint(path, all_ranks=True)
         ranked = [file for file in self.checkpoint.files if file.rank is not None]
         self.paths = [file.path for file in ranked or self.checkpoint.files]
         self._ranks = [file.rank for file in ranked] or range(len(self.paths))

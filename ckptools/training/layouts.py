@@ -24,7 +24,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
-from ckptools import api
+from ckptools.consolidate.options import ConsolidateOptions
+from ckptools.consolidate.run import consolidate
 from ckptools.text import parse_bytes
 from ckptools.training.model import TIED, capture_random_states, gather_random_states
 from ckptools.training.options import FileOptions, ModelSize, run_name
@@ -544,7 +545,8 @@ def _save_shards(state: dict[str, Any], folder: Path, options: FileOptions) -> N
     if options.consolidated and dist.get_rank() == 0:
         # The writer's own enable_consolidation stops at integers (torch 2.13), which this model has.
         # No file of the shards states a shape, but every rank has just written its own.
-        api.open(shards).consolidate(folder / WHOLE, max_shard_size=_limit(options), allow_missing=True)
+        asked = ConsolidateOptions(max_shard_size=_limit(options), allow_missing=True)
+        consolidate(shards, folder / WHOLE, asked)
 
 
 def _sizes_of(state: Mapping[str, Any]) -> dict[str, int]:

@@ -15,6 +15,7 @@ from ckptools.model.records import Rows, displayed, to_dict
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import NumpyScalar, describe_for_error
+from ckptools.option import spelled
 from ckptools.text import KeyPath, clip_middle, fqn_of, plural
 from ckptools.training_state.sections import (
     STATE,
@@ -49,8 +50,12 @@ Id = Any
 UNNAMED = "?"
 """Prefix of a number without a name, in formats that match parameters of different ranks by name."""
 
-GIVE = "give them with --names FROM"
 FITS = "more than one parameter fits, or none"
+
+
+def give_names() -> str:
+    """The way to name parameters that have numbers alone."""
+    return f"give them with {spelled('names')} FROM"
 
 
 class Naming(NamedTuple):
@@ -81,7 +86,7 @@ def note_of(proven: int, assumed: int, unnamed: int, why: str, whose: str = "the
     fits += f" of {known}, the others have none" if known and without_shape else ""
     order = f"named in the order of {whose}, assumed to be that of the groups ({fits})"
     notes += [f"{assumed} {order}"] if assumed else []
-    notes += [f"{unnamed} of {proven + assumed + unnamed} without a name ({why}): {GIVE}"] if unnamed else []
+    notes += [f"{unnamed} of {proven + assumed + unnamed} without a name ({why}): {give_names()}"] if unnamed else []
     return "; ".join(notes)
 
 
@@ -298,7 +303,7 @@ def name_parameters(
     if stated is not None:
         return Naming(stated, "fqn", (), tuple(i for i in ids if str(i).startswith(UNNAMED)), "")
     if model is None:
-        return Naming({}, "none", (), tuple(ids), f"keyed by number, and no one model is beside it; {GIVE}")
+        return Naming({}, "none", (), tuple(ids), f"keyed by number, and no one model is beside it; {give_names()}")
     params, pieces = _parameters(model, len(ids))
     proven = by_shape({i: state.get(i) for i in ids}, params, pieces)
     ordered = order.kept and _are_in_order(optimizer, ids)

@@ -12,7 +12,7 @@ from ckptools.display.page import PagedRecord, ScreenPage
 from ckptools.display.record_json import to_json
 from ckptools.display.tables import Column
 from ckptools.model.incidents import causes_of, consequences_of, plural_of, without_consequences
-from ckptools.model.problems import AFTER_DEEP, WHICH_COPY, Problem
+from ckptools.model.problems import BY_DEEP, Problem
 from ckptools.model.records import Looked, Rows, displayed, to_dict
 from ckptools.model.verdict import Verdict
 from ckptools.text import clip_middle, plural, size
@@ -136,7 +136,7 @@ class Verification(PagedRecord):
         found = list(causes_of(self.problems))
         if any(check.name.startswith("checksums") and check.result in ("ok", "FAIL") for check in self.checks):
             # `verify --deep` has read every copy, so its page does not propose to run it.
-            found = [one._replace(remedy=one.remedy.replace(WHICH_COPY, AFTER_DEEP)) for one in found]
+            found = [one._replace(remedy=one.remedy.replace(BY_DEEP, "")) for one in found]
         page.verdict(self.verdict)
         page.incidents(found, consequences_of(self.problems))
         page.gap()

@@ -23,6 +23,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Rows, grouped
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
+from ckptools.option import spelled
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.rules.optimizers import is_lbfgs, optimizer_problems
 from ckptools.rules.verdict import verdict_of
@@ -339,7 +340,7 @@ def _codes(ignore: Iterable[str]) -> set[str]:
     known = [kind.code for kind in Code]
     for code in codes:
         if code not in known:
-            raise UsageError(None, f"--ignore {code}: there is no such code; they are {', '.join(known)}")
+            raise UsageError(None, f"{spelled('ignore')} {code}: there is no such code; they are {', '.join(known)}")
     return set(codes)
 
 
@@ -468,7 +469,7 @@ class _ByteChecks:
         """Find zeros, denormals and outliers in the model's values; `bytes_of` finds NaN and infinities."""
         why = ""
         if not values:
-            why = "not asked for; --values looks for zeros, denormals and values that are far from others"
+            why = f"not asked for; {spelled('values')} looks for zeros, denormals and values that are far from others"
         elif any(p.kind is Code.NEVER_WRITTEN and p.severity == "error" for p in ck.problems):
             why = "values were never written to the disk, and read as zeros"
         if why:
@@ -529,7 +530,7 @@ class _ByteChecks:
     def stated(self, ck: Checkpoint, deep: bool) -> Check:
         """Compare files with the SHA-256 digests that the checkpoint itself lists."""
         if not deep:
-            return not_judged(STATED, "not asked for; --deep reads every byte")
+            return not_judged(STATED, f"not asked for; {spelled('deep')} reads every byte")
 
         def compare(path: Path) -> list[Problem]:
             self.progress(0, path.name)
@@ -582,7 +583,7 @@ def _checksums(
     """Make the check of checksums; `lost` counts shards in missing or damaged files."""
     name, records = CHECKSUMS, [f.record for f in found if f.record.nbytes]
     if not deep:
-        return not_judged(name, "not asked for; --deep reads every byte")
+        return not_judged(name, f"not asked for; {spelled('deep')} reads every byte")
     carrying, of = sum(record.crc != 0 for record in records), len(records) + lost
     problems = [*more, *(p for f in findings for p in f.checksum)]
     if not carrying:
@@ -607,7 +608,7 @@ def _finite(
     """
     name, filled = "finite values", [f for f in found if f.record.nbytes]
     if not values:
-        return not_judged(name, "not asked for; --values looks for NaN and infinities")
+        return not_judged(name, f"not asked for; {spelled('values')} looks for NaN and infinities")
     encoded = sum(map(stored_bytes.is_encoded, filled))
     coded = [f for f in filled if all(fqn in codes for fqn, _ in f.owners)]
     scanned = sum(map(stored_bytes.is_scanned, filled)) - sum(map(stored_bytes.is_scanned, coded))

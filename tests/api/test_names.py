@@ -68,7 +68,8 @@ def test_hyperparameters_of_numpy_are_numbers(value, tmp_path):
 
 def test_print_shows_what_the_command_line_shows(ck):
     assert str(ck) == text_of("inspect", str(RUN))
-    assert str(ck.verify()).splitlines()[:8] == text_of("verify", str(RUN)).splitlines()[:8]
+    asked = ck.verify(deep=True, values=True)  # a check that was not asked for names its option, here its argument
+    assert str(asked).splitlines()[:8] == text_of("verify", str(RUN), "--deep", "--values").splitlines()[:8]
     assert str(ck.records("model")) == text_of("tree", str(RUN), "--section", "model")
     assert str(ck.show("gate")) == text_of("show", str(RUN), "gate")
     assert [line.split()[0] for line in str(ck.sections).splitlines()][2:] == [s.name for s in ck.sections]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,9 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.errors import UsageError, python_words
+from ckptools.errors import UsageError
+from ckptools.option import in_python, spelled
+from ckptools.tensor_io.fetch_ahead import in_threads
 
 
 @pytest.fixture
@@ -21,31 +24,76 @@ def file(tmp_path) -> str:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("named", "command", "python"),
     [
-        ("--prefer-rank 7: there is no file", "prefer_rank 7: there is no file"),
-        ("not whole; --allow-missing writes what is whole", "not whole; allow_missing writes what is whole"),
-        ("no model; --only all writes every tensor", "no model; only='all' writes every tensor"),
-        ("as ckptools tree x --section all has it; --ranks", "as ckptools tree x --section all has it; ranks"),
-        (
-            "none that ckptools knows, not followed (--follow-symlinks)",
-            "none that ckptools knows, not followed (follow_symlinks)",
-        ),
-        ("2 -- 3 and a--b stay", "2 -- 3 and a--b stay"),
+        (("prefer-rank",), "--prefer-rank", "prefer_rank"),
+        (("deep",), "--deep", "deep"),
+        (("only", "model"), "--only model", "only='model'"),
+        (("only", "it's.*"), "--only it's.*", 'only="it\'s.*"'),
+        (("world-size", 4), "--world-size 4", "world_size=4"),
     ],
 )
-def test_options_are_arguments_but_in_commands(text):
-    assert python_words(text[0]) == text[1]
+def test_an_option_is_spelled_for_who_called(named, command, python):
+    said = in_python(spelled)(*named)
+    assert (spelled(*named), said) == (command, python)
+    assert spelled(*named) == command  # the call from Python is over
 
 
-def test_an_error_of_python_has_no_dashes(file, tmp_path):
+def test_a_call_that_fails_or_lies_in_another_ends_with_itself():
+    @in_python
+    def failing() -> None:
+        raise ValueError(spelled("rules"))
+
+    @in_python
+    def outer() -> str:
+        with pytest.raises(ValueError, match=r"^rules$"):
+            failing()
+        return spelled("rules")
+
+    assert (outer(), spelled("rules")) == ("rules", "--rules")
+
+
+def test_threads_say_it_as_the_call_that_starts_them():
+    assert in_python(in_threads)(spelled, ["only-this-file"] * 3, 2) == ["only_this_file"] * 3
+    assert in_threads(spelled, ["only-this-file"] * 3, 2) == ["--only-this-file"] * 3
+
+
+def test_an_error_names_arguments_in_python_and_options_in_a_command(file, tmp_path):
+    out = str(tmp_path / "out.safetensors")
     with pytest.raises(UsageError, match=r"prefer_rank 7: there is no file of that rank") as caught:
-        ckptools.consolidate(file, tmp_path / "out.safetensors", prefer_rank=7)
+        ckptools.consolidate(file, out, prefer_rank=7)
     assert "--" not in str(caught.value) + caught.value.reason
     with pytest.raises(UsageError, match=r"^weights='zz': choose fp32 or module"):
         ckptools.open(file, weights="zz")
-    result = CliRunner().invoke(app, ["inspect", file, "--ranks", "zz"])
-    assert "--ranks" in result.stderr
+    for words, said in [
+        (["consolidate", file, "-o", out, "--prefer-rank", "7"], "--prefer-rank 7: there is no file of that rank"),
+        (["inspect", file, "--ranks", "zz"], "--ranks goes with a folder"),
+        (["shell", file, "--ranks", "zz", "-c", "ck"], "--ranks goes with a folder"),
+    ]:
+        result = CliRunner().invoke(app, words)
+        assert said in result.stderr and result.exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["a --lr", "of --only x", "with --prefer-rank 7 of"])
+def test_a_name_that_looks_like_an_option_stays_as_it_is(tmp_path, name):
+    path = tmp_path / f"{name}.pt"
+    torch.save({"w": torch.arange(6.0)}, path)
+    out = str(tmp_path / "out.safetensors")
+    with pytest.raises(UsageError) as caught:
+        ckptools.consolidate(path, out, prefer_rank=7)
+    assert str(caught.value) == f"{path}: prefer_rank 7: there is no file of that rank here"
+    result = CliRunner().invoke(app, ["consolidate", str(path), "-o", out, "--prefer-rank", "7"])
+    assert result.stderr == f"error: {path}: --prefer-rank 7: there is no file of that rank here\n"
+
+
+def test_a_problem_names_the_argument_that_opens_the_rest(tmp_path):
+    path = tmp_path / "w.pt"
+    torch.save({"w": torch.arange(6.0)}, path)
+    os.truncate(path, path.stat().st_size - 30)
+    said = "what is in front of the cut is read"
+    problems = [problem.message for problem in ckptools.open(path, salvage=True).problems]
+    assert any(f"{said} (salvage)" in message for message in problems), problems
+    assert f"{said} (--salvage)" in CliRunner().invoke(app, ["inspect", str(path), "--salvage"]).stdout
 
 
 @pytest.mark.parametrize(
@@ -78,7 +126,7 @@ def test_a_size_that_is_none_is_one_clear_line(file, tmp_path, size):
 
 
 def test_a_part_that_is_no_name_is_one_clear_line(file, tmp_path):
-    with pytest.raises(UsageError, match=r"only='5': expected a name or a glob$"):
+    with pytest.raises(UsageError, match=r"only=5: expected a name or a glob$"):
         ckptools.consolidate(file, tmp_path / "out.pt", only=5)  # type: ignore[arg-type]
 
 

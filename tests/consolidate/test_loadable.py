@@ -108,7 +108,7 @@ def test_an_array_becomes_a_tensor_with_the_same_values(array, tmp_path):
 def test_what_torch_has_nothing_near_to_is_left_out_and_kept_on_demand(kind, tmp_path):
     found, done = written([np.array([1, 2], kind), 5], tmp_path)
     assert found == [None, 5]
-    assert list(done.left_out) == ["x.0"] and "--keep-types" in done.left_out["x.0"]
+    assert list(done.left_out) == ["x.0"] and "keep_types" in done.left_out["x.0"]
     listed = json.loads((tmp_path / "out.pt.left-out.json").read_text())["left_out"]
     assert [row["name"] for row in listed] == ["x.0"]
 

@@ -42,7 +42,7 @@ def test_what_is_assumed_is_said_in_the_last_lines(tmp_path):
 def test_without_names_the_numbers_stay_and_it_is_said_what_to_do(output, tmp_path):
     done = ckptools.consolidate(BY_NUMBER.file, tmp_path / output, only="optimizer")
     assert {job.fqn.split("state.")[1].split(".")[0] for job in done.layout.jobs} == set("0123")
-    assert any("--names FROM" in note for note in done.notes)
+    assert any("names FROM" in note for note in done.notes)
     assert any("under its number (4)" in note for note in done.notes)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptools.diff.plain_values import KEYS, NUMBERED, compared, first_unlike, group_rows, texts_of, value_rows
+from ckptools.diff.plain_values import KEYS, compared, first_unlike, group_rows, numbered, texts_of, value_rows
 from ckptools.diff.record import Side
 from ckptools.diff.sides import Contents, SideGroup, SideValue
 from ckptools.keys.entries import LONG
@@ -62,7 +62,7 @@ def test_a_rank_whose_file_is_lost_leaves_open_whether_it_had_the_value():
 def test_a_value_that_has_only_a_number_is_never_called_the_same():
     for numbers in ((True, False), (False, True)):
         left, right = (value({None: "5"}, number) for number in numbers)
-        assert rows(left, right) == [("cannot be compared", NUMBERED, None, "5", "5")]
+        assert rows(left, right) == [("cannot be compared", numbered(), None, "5", "5")]
     assert rows(value({None: "5"}), value({None: "5"}, identity=("other", "x", "'k'")))[0][:2] == ("differs", KEYS)
 
 

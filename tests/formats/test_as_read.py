@@ -17,6 +17,9 @@ from pathlib import Path
 import pytest
 
 from ckptools.errors import CkptoolsError
+from ckptools.formats.open import open_checkpoint
+from ckptools.formats.shards_of_other_ranks import with_other_ranks
+from ckptools.model.checkpoint import Checkpoint
 from tests.formats.described import described, digest, facts, leaves
 from tests.truth import ASKED, GOLDEN, LOCAL, OWN_BUFFERS, WHOLE, Known
 
@@ -33,6 +36,11 @@ DAMAGED = (
 """One or two fixtures of each reader."""
 
 
+def opened(known: Known) -> Checkpoint:
+    """As `Known.open` with all ranks does, in the words of the command line."""
+    return with_other_ranks(open_checkpoint(known.file, **known.options, all_ranks=True))
+
+
 def compared(name: str, known: Known, lines: Iterable[str]) -> None:
     """Compare lines with the file of that name."""
     file = GOLDEN / name / f"{known.label}.txt"
@@ -46,13 +54,13 @@ def compared(name: str, known: Known, lines: Iterable[str]) -> None:
 
 @pytest.mark.parametrize("known", EVERY, ids=lambda known: known.label)
 def test_a_checkpoint_is_read_as_it_was(known):
-    compared("sound", known, described(known.open(all_ranks=True)))
+    compared("sound", known, described(opened(known)))
 
 
 def brief(known: Known) -> list[str]:
     """The facts of a checkpoint, and a digest of its tree; the error where it cannot be opened."""
     try:
-        ck = known.open(all_ranks=True)
+        ck = opened(known)
     except CkptoolsError as error:
         return [f"{type(error).__name__}: {error}"]
     found = list(leaves(ck))
@@ -110,7 +118,7 @@ MARKS = ("---", "+++", "@@ ")
 
 def _one_of_each_kind(known: Known) -> list[Path]:
     """The last of the files whose names differ in numbers only, but for the one that is opened; two at most."""
-    files = sorted(f.path for f in known.open(all_ranks=True).files if f.path != known.file)
+    files = sorted(f.path for f in opened(known).files if f.path != known.file)
     return list({_kind(file.relative_to(known.folder)): file for file in files}.values())[:2]
 
 

@@ -153,7 +153,7 @@ def refused(saved: Path, name: str, tmp_path: Path, told: dict[str, object]) -> 
 
 def test_without_shapes_it_says_what_to_do(saved):
     ck = ckptools.open(saved / "flat", all_ranks=True)
-    assert "--shapes" in notes(ck)
+    assert "give them with shapes (" in notes(ck)
     with pytest.raises(NotWholeError, match="shapes"):
         ck.consolidate(saved / "x.pt", only="model")
 

@@ -127,7 +127,7 @@ def test_a_checkpoint_beside_the_opened_one_that_is_behind_a_link_is_noted(text,
     (tmp_path / text).symlink_to(TORCHTITAN / "step-6" if text == "step-6" else DDP)
     (noted,) = ckptools.open(tmp_path).problems
     assert (noted.code, noted.severity) == ("CK013", "note")
-    assert noted.message.endswith(f"1 link out of it, not followed (--follow-symlinks): {text}")
+    assert noted.message.endswith(f"1 link out of it, not followed (follow_symlinks): {text}")
 
 
 def test_a_link_to_a_folder_above_is_not_searched(tmp_path):

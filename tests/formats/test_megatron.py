@@ -471,11 +471,11 @@ def test_the_order_of_fused_rows_is_that_of_the_version(version, order, tmp_path
     assert order in note and (version >= 2 or f"checkpoint_version {version}:" in note)
 
 
-@pytest.mark.parametrize(("weights", "other"), [("fp32", "--weights module"), ("module", "--weights fp32")])
+@pytest.mark.parametrize(("weights", "other"), [("fp32", "weights='module'"), ("module", "weights='fp32'")])
 def test_the_note_on_half_weights_names_the_option_for_the_other_copy(weights, other, tmp_path):
     save(Run(half=True), tmp_path)
     (note,) = [p.message for p in ckptools.open(tmp_path, weights=weights).problems if "half-precision" in p.message]
-    assert note.startswith("16 half-precision weights") and other in note and f"--weights {weights}" not in note
+    assert note.startswith("16 half-precision weights") and other in note and f"weights={weights!r}" not in note
 
 
 def test_the_note_on_half_weights_of_an_interleaved_pipeline_is_given_once_and_counts_all_chunks(tmp_path):

@@ -175,7 +175,7 @@ def test_master_copies_take_the_place_of_half_weights_unless_the_modules_are_ask
     fp32, module = ckptools.open(folder), ckptools.open(folder, weights="module")
     assert torch.equal(fp32.model["decoder.layers.1.w"].load(), half[1].float() + 1e-3)
     assert torch.equal(module.model["decoder.layers.1.w"].load(), half[1])
-    assert any("--weights module" in p.message for p in fp32.problems)
+    assert any("weights='module'" in p.message for p in fp32.problems)
 
 
 def test_flat_buffers_of_the_distributed_optimizer_are_shown_and_not_joined(tmp_path):

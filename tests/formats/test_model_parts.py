@@ -54,7 +54,7 @@ def test_files_that_ranks_share_by_their_names_are_parts_alone_together_and_in_a
         assert (opened.whole, opened.problems[0].code) == (False, "CK011")
         assert "part of 4 files" in message and "how they join is not known" in message
         assert f"they look like those of {writer}" in message if writer else "look like" not in message
-        assert "--rules FILE" in message and "\n" not in message
+        assert "; rules FILE joins" in message and "\n" not in message
         with pytest.raises(NotWholeError, match="part of 4 files"):
             ckptools.consolidate(path, tmp_path / "out.safetensors")
     found, opened = ckptools.checkpoints_in(tmp_path / "run"), ckptools.open(folder)

@@ -167,7 +167,7 @@ def test_rows_of_zeros_behind_the_vocabulary_are_cut(original, tmp_path):
 def test_rows_that_may_be_tokens_are_cut_only_where_that_is_assumed(original, tmp_path):
     run = padded_run(0.1, tmp_path)
     assert "nothing proves that its last rows are padding" in refused(run, original)
-    assert {cut.why for cut in home(run, original, assume=True).like.cut} == {"assumed (--assume)"}
+    assert {cut.why for cut in home(run, original, assume=True).like.cut} == {"assumed (assume)"}
 
 
 def test_megatrons_arguments_prove_its_padding(original, tmp_path):

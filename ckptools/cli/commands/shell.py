@@ -32,10 +32,13 @@ def shell(paths: CheckpointPaths, command: Command = None, trust: Trust = False,
     content as torch loads it: real tensors, ShardedTensors and DTensors. No torchrun, no other ranks, no GPU needed.
     Without a terminal, code is read from stdin.
     """
-    from ckptools import api
+    import ckptools.api  # at the prompt, records print themselves
+    from ckptools.formats.open import open_checkpoint
+    from ckptools.formats.shards_of_other_ranks import with_other_ranks
 
-    ck = api.open(paths if len(paths) > 1 else paths[0], **vars(opening))
-    names = {"__name__": "__console__", "ckptools": sys.modules["ckptools"], "ck": ck}
+    # Not `ckptools.open`: what is wrong with the arguments of this command is said in its words.
+    ck = with_other_ranks(open_checkpoint(paths if len(paths) > 1 else paths[0], **vars(opening)))
+    names = {"__name__": "__console__", "ckptools": ckptools, "ck": ck}
     with plain_tracebacks(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)
         with shard_of(paths, trust) as shard:

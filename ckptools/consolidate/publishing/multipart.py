@@ -23,6 +23,7 @@ from ckptools.consolidate.writers.layout import Framing, OutputLayout
 from ckptools.errors import CkptoolsError, UsageError, WriteError
 from ckptools.files.opening import WINDOW, InOrder, OpenFiles, StoppedError
 from ckptools.files.remote.path import RemotePath, refreshed
+from ckptools.option import spelled
 from ckptools.tensor_io.checksums import crc32
 from ckptools.tensor_io.fetch_ahead import Progress
 
@@ -30,9 +31,9 @@ from ckptools.tensor_io.fetch_ahead import Progress
 def check_can_upload(out: Path, options: ConsolidateOptions) -> None:
     """Refuse options that need random access to an unfinished output."""
     if options.resume:
-        raise UsageError(out, "--resume needs an output on a disk; of one in a bucket nothing is kept")
+        raise UsageError(out, f"{spelled('resume')} needs an output on a disk; of one in a bucket nothing is kept")
     if options.manifest:
-        raise UsageError(out, "--manifest needs an output on a disk, which is read again for it")
+        raise UsageError(out, f"{spelled('manifest')} needs an output on a disk, which is read again for it")
     if current().world_size > 1:
         raise UsageError(out, "several processes need an output on a disk; in a bucket one process writes it")
 
@@ -118,7 +119,9 @@ class MultipartOutput:
             refreshed(self._paths[0])
             for path in (*self._paths, *index):
                 if RemotePath(str(path)).exists():
-                    raise WriteError(path, "has appeared meanwhile; nothing was written, --force overwrites it")
+                    raise WriteError(
+                        path, f"has appeared meanwhile; nothing was written, {spelled('force')} overwrites it"
+                    )
         else:
             # Without the index or metadata, old and new files cannot pass for one output. Each path is looked up in a
             # fresh listing.

@@ -43,9 +43,10 @@ from ckptools.model.provenance import FILE_NAME as RECORD
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Global, Size, TorchName
+from ckptools.option import spelled
 from ckptools.tensor_io.slicing import RowBlock, split_rows
 from ckptools.text import KeyPath, first_few, fqn_of, plural
-from ckptools.training_state.optimizers import GIVE, Naming, ddp_prefix, group_ids, without_wrappers
+from ckptools.training_state.optimizers import Naming, ddp_prefix, give_names, group_ids, without_wrappers
 from ckptools.training_state.sections import GROUPS, STATE, Section, is_flat_optimizer, sections_of_kind
 
 # -- the tree of a DCP folder as torch's state_dict API expects it for training, and its flattened names ---------------
@@ -214,7 +215,8 @@ def _of_one_kind(naming: Naming, section: Section, out: Path) -> Naming:
     if all(isinstance(key, int) or str(key).isdecimal() for key in keys):
         return naming._replace(names={}, unnamed=tuple(dict.fromkeys(keys)))
     lacking = f"{len(naming.unnamed)} of {len(set(keys))} parameters of the optimizer have no name"
-    text = f"{lacking}, and nothing loads a mix of names and numbers; {GIVE}, or write a .pt, or --only model"
+    ways = f"{give_names()}, or write a .pt, or {spelled('only', 'model')}"
+    text = f"{lacking}, and nothing loads a mix of names and numbers; {ways}"
     raise RefusedError(out, text)
 
 

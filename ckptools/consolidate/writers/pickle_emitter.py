@@ -21,6 +21,7 @@ from ckptools.dtypes import ITEMSIZE, LEGACY_STORAGE
 from ckptools.model.regions import contiguous_strides
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Size, TorchName
+from ckptools.option import spelled
 from ckptools.text import KeyPath, clip, fqn_of, plural
 
 # -- convert a tree for plain `torch.load(path)`: a value that it does not accept becomes the nearest accepted value ---
@@ -79,7 +80,9 @@ class Loadable:
     def note(self) -> str:
         """The conversions in one line; empty if there were none."""
         kinds = [_counted(kind, what, paths) for (kind, what), paths in self._became.items()]
-        return f"so that plain torch.load reads it, {', '.join(kinds)}; --keep-types keeps them" if kinds else ""
+        if not kinds:
+            return ""
+        return f"so that plain torch.load reads it, {', '.join(kinds)}; {spelled('keep-types')} keeps them"
 
     def _note(self, kind: str, became: str, path: KeyPath) -> None:
         self._became.setdefault((kind, became), []).append(path)
@@ -118,7 +121,7 @@ class Loadable:
     def _leaf(self, node: Any, path: KeyPath) -> Any:
         for kind, became, value in _nearest(node):
             if value is None:
-                self.left_out[path] = f"{kind}, which plain torch.load does not make; --keep-types keeps it"
+                self.left_out[path] = f"{kind}, which plain torch.load does not make; {spelled('keep-types')} keeps it"
                 return LEFT_OUT
             self._note(kind, became, path)
             return value

@@ -29,6 +29,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor, TensorKind
 from ckptools.model.tree import Lost, Opaque, describe_for_error
+from ckptools.option import spelled
 from ckptools.pickles.classes.tensors import WHY_NOT
 from ckptools.tensor_io.fetch_ahead import Part, fetched
 from ckptools.text import KeyPath, first_few
@@ -358,6 +359,6 @@ class _Objects:
         if len(self.lost) > MAX_LOST:
             problems.append(Problem(Code.VALUE_LOST, f"{len(self.lost) - MAX_LOST} more objects are lost"))
         if self.unread:
-            text = f"{self.unread} large objects were not read; --all-ranks reads them"
+            text = f"{self.unread} large objects were not read; {spelled('all-ranks')} reads them"
             problems.append(Problem(Code.VALUE_LOST, text, severity="note"))
         return problems

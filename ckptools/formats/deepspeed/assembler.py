@@ -30,6 +30,7 @@ from ckptools.model.rank_vote import Vote, same_value, vote
 from ckptools.model.regions import Box, Ints, chunk, contiguous_strides
 from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Tensor
+from ckptools.option import spelled
 from ckptools.tensor_io.copies import stated_checksum
 from ckptools.text import KeyPath
 
@@ -258,11 +259,6 @@ def joined(fqn: str, modules: Sequence[tuple[int, Mapping[str, Any]]], cut: CutR
 # -- parameters and their state, put together --------------------------------------------------------------------------
 
 
-NOT_PER_ELEMENT = (
-    "optimizer state of {numel} elements for a flat tensor of {length}: not one value per element, so it cannot be "
-    "split by parameter; consolidate with --only model"
-)
-
 Holder = tuple[int, int]
 """`(mp, group)`."""
 
@@ -409,7 +405,9 @@ class ZeroAssembler:
         odd = next((h for h in holders if h in slot.others), None)
         if odd is not None and fqn not in self.refused:
             tensor, (mp, group) = slot.others[odd], odd
-            note = NOT_PER_ELEMENT.format(numel=tensor.numel, length=self.layouts[mp].lengths[group])
+            text = f"optimizer state of {tensor.numel} elements for a flat tensor of {self.layouts[mp].lengths[group]}"
+            way = f"consolidate with {spelled('only', 'model')}"
+            note = f"{text}: not one value per element, so it cannot be split by parameter; {way}"
             return Tensor(tensor.shape, tensor.dtype, (), note=note)
         if odd is not None or any(h in slot.divided for h in holders):
             return self.tensor(fqn, slot.flats)

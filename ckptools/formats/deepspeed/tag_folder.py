@@ -44,6 +44,7 @@ from ckptools.model.facts import Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Rounded, Tensor
+from ckptools.option import spelled
 from ckptools.rules.files import misplaced
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -191,7 +192,6 @@ def _unlike_mappings(
     return odd
 
 
-NO_OPTIMIZER = "its fp32 copy is in optimizer states files that are not here; --weights module takes the module's copy"
 EXPERTS = "expert parameters of ZeRO-3 are cut over fewer ranks than the others, and are not joined"
 MAX_ABSENT = 256
 """At most this many ranks without a file get lost pieces of their own; a forged count may be huge."""
@@ -215,7 +215,9 @@ def plan_partitions(
     layout.groups = [list(shapes) for shapes in groups]
     layout.shapes = {fqn: shape for shapes in groups for fqn, shape in shapes.items()}
     if not optims:
-        layout.refused = dict.fromkeys(layout.shapes, NO_OPTIMIZER)
+        way = f"{spelled('weights', 'module')} takes the module's copy"
+        why = f"its fp32 copy is in optimizer states files that are not here; {way}"
+        layout.refused = dict.fromkeys(layout.shapes, why)
     elif not _worlds(layout, model, optims):
         layout.refused = dict.fromkeys(layout.shapes, "the files disagree on the number of ranks")
     elif model is None and not layout.shapes:
@@ -303,7 +305,7 @@ TENSOR_PARALLEL = (
 
 NOT_JOINED = (
     "without ZeRO each tensor-parallel rank saves an optimizer of its own, whose moments are of its slices and are not "
-    "joined; --only model writes the model"
+    "joined"
 )
 
 NO_MODEL = "holds no model states (*_model_states.pt), and only they have the names and shapes of the parameters"
@@ -553,7 +555,8 @@ class TagFolder:
 def _of_one_rank(node: Any) -> Any:
     """The optimizer of a tensor-parallel rank, with a note on each tensor other than single numbers."""
     if isinstance(node, Tensor):
-        return replace(node, note=node.note or NOT_JOINED) if node.shape else node
+        way = f"{spelled('only', 'model')} writes the model"
+        return replace(node, note=node.note or f"{NOT_JOINED}; {way}") if node.shape else node
     if isinstance(node, dict):
         return {key: _of_one_rank(value) for key, value in node.items()}
     return [_of_one_rank(value) for value in node] if type(node) is list else node

@@ -40,13 +40,12 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Rounded, Tensor
+from ckptools.option import spelled
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
 
 MASTER = "fp32"
-NO_MODULE = (
-    "the module's own weights are not in a universal checkpoint of a pipeline; --weights fp32 takes the fp32 copy"
-)
+NO_MODULE = "the module's own weights are not in a universal checkpoint of a pipeline"
 
 
 class SlotFile(NamedTuple):
@@ -152,7 +151,8 @@ class _UniversalFolder:
         if self.files.options.weights == "module":
             if module is not None:
                 return weights.module_model(self.base, self.shapes, self.sharded)
-            return {fqn: replace(t, shards=(), note=NO_MODULE) for fqn, t in self._stored(MASTER).items()}
+            note = f"{NO_MODULE}; {spelled('weights', 'fp32')} takes the fp32 copy"
+            return {fqn: replace(t, shards=(), note=note) for fqn, t in self._stored(MASTER).items()}
         stored, trained = self._stored(MASTER), self._masters
         others = self._frozen()
         others |= {fqn: t for fqn, t in stored.items() if fqn not in trained | others and self._only_here(fqn)}

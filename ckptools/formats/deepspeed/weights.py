@@ -29,15 +29,12 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
+from ckptools.option import spelled
 from ckptools.rules.files import FileClaims, missing
 from ckptools.tensor_io.copies import Checksum, may_be_a_copy, perhaps_copied, stated_checksum, stated_sources
 from ckptools.text import few
 from ckptools.training_state.sections import storage_identity
 
-PLACEHOLDER = (
-    "ZeRO-3 keeps no copy of it in module, only a placeholder; without --weights module the optimizer's fp32 copy "
-    "is taken"
-)
 UNKNOWN_VALUES = "module has a placeholder, and neither param_shapes nor frozen_param_shapes show where its values are"
 
 TIED = "tied_modules."
@@ -86,13 +83,15 @@ def fp32_model(
 def module_model(model: ModelStates, shapes: Mapping[str, Ints], sharded: bool) -> dict[str, Any]:
     """The model as the forward pass used it; parameters that ZeRO-3 left out of it have a note instead of values."""
     found: dict[str, Any] = {}
+    way = f"without {spelled('weights', 'module')} the optimizer's fp32 copy is taken"
+    placeholder = f"ZeRO-3 keeps no copy of it in module, only a placeholder; {way}"
     for fqn, value in (model.module or {}).items():
         found[fqn] = value
         shape = shapes.get(fqn, shapes.get(model.shared.get(fqn, "")))
         if sharded and isinstance(value, Tensor) and shape is not None and value.numel != prod(shape):
-            found[fqn] = replace(value, shape=shape, shards=(), note=PLACEHOLDER)
+            found[fqn] = replace(value, shape=shape, shards=(), note=placeholder)
         elif sharded and shape is None and _is_placeholder(fqn, value, model):
-            found[fqn] = replace(value, shards=(), note=PLACEHOLDER)
+            found[fqn] = replace(value, shards=(), note=placeholder)
     return found
 
 
@@ -154,7 +153,7 @@ def ahead_of_fp32(base: ModelStates) -> Iterator[Problem]:
     if isinstance(base.config("zero_optimization", "zenflow"), dict):
         text = (
             "ZenFlow steps some columns of the module's own weights ahead of their fp32 copy, so the two may differ: "
-            "the fp32 copy is read, as DeepSpeed does to resume; --weights module gives the others"
+            f"the fp32 copy is read, as DeepSpeed does to resume; {spelled('weights', 'module')} gives the others"
         )
         yield Problem(Code.KEPT_AS_SAVED, text, None, "model")
 

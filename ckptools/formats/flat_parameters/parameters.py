@@ -49,6 +49,7 @@ from ckptools.model.facts import GivenNames, ModuleOrder
 from ckptools.model.regions import Box, Ints, chunk
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
+from ckptools.option import spelled
 from ckptools.tensor_io.copies import is_constant
 from ckptools.text import KeyPath
 from ckptools.training_state.optimizers import (
@@ -115,10 +116,7 @@ def _parameters(unit: Unit, model: Mapping[str, Any], note: str) -> Iterator[tup
 # saved parameter lacks; they are split like the flat parameter, so one number becomes the names of its parameters. With
 # it a number is a parameter, and its moments are the ranks' runs; numbers stay.
 
-UNPLACED_RUN = (
-    "a run of a flattened parameter, and more than one parameter may be the one, or none; "
-    "consolidate the model with --only model"
-)
+UNPLACED_RUN = "a run of a flattened parameter, and more than one parameter may be the one, or none"
 
 
 def shapes_by_name(optimizer: Mapping[str, Any], of_dcp: bool = False) -> Shapes | None:
@@ -170,7 +168,7 @@ def resolve_optimizer(
         mark_runs(optimizer["state"].values())
 
 
-def mark_runs(entries: Iterable[Any], note: str = UNPLACED_RUN) -> None:
+def mark_runs(entries: Iterable[Any], note: str = "") -> None:
     """Mark the 1-D tensors of an optimizer state as runs without a known place."""
     for entry in entries:
         for slot, tensor in entry.items() if isinstance(entry, MutableMapping) else ():
@@ -182,7 +180,8 @@ def _is_run(tensor: Tensor) -> bool:
     return tensor.kind == "plain" and len(tensor.shape) == 1
 
 
-def _unplaced(tensor: Tensor, note: str = UNPLACED_RUN) -> Tensor:
+def _unplaced(tensor: Tensor, note: str = "") -> Tensor:
+    note = note or f"{UNPLACED_RUN}; consolidate the model with {spelled('only', 'model')}"
     return replace(tensor, kind="flat_pieces", note=note)
 
 
@@ -265,10 +264,6 @@ def _padded(unit: Unit, moment: Tensor) -> list[FlatRun] | None:
 # names, shapes, order and the number of ranks that share a parameter; `units_of` finds the parameters in each flat one.
 # Checked on verl 0.9.1 with torch 2.13, and on torch 2.13's own files.
 
-REFUSED = (
-    "pieces of FSDP flat parameters (use_orig_params=False), and the model does not show what is in them: {why}; "
-    "save the optimizer by name (FSDP.optim_state_dict), or write the model with --only model"
-)
 FOUND = (
     "its numbers are FSDP flat parameters (use_orig_params=False), and nothing says what is in them; taken apart into "
     "{params} parameters of the model by order and shapes: one way only of wrapping its modules gives these lengths "
@@ -409,14 +404,14 @@ def _chunks(shape: Ints, ranks: int) -> tuple[Box, ...]:
 # replicas, they stay unplaced: nothing is joined by guessing. Checked on verl 0.9.1 files.
 
 LOCAL = "FSDP1 local state: a piece of a flattened parameter"
-NO_SHAPES = (
-    f"{LOCAL}, and the file holds no shapes to place it by; give them with --shapes (another checkpoint, or a JSON of "
-    "name to shape in module order), or save with SHARDED_STATE_DICT"
-)
 UNPLACED_PIECE = (
     "a 1-D piece in a sharded checkpoint whose parameter's shape is not known, so it may be a replica or a part"
 )
-ADVICE = "consolidate the model with --only model"
+
+
+def _no_shapes() -> str:
+    given = f"give them with {spelled('shapes')} (another checkpoint, or a JSON of name to shape in module order)"
+    return f"{LOCAL}, and the file holds no shapes to place it by; {given}, or save with SHARDED_STATE_DICT"
 
 
 def resolve_flat_shards(
@@ -445,7 +440,7 @@ def resolve_flat_shards(
     if len(local) == 1 and _take_apart(local[0], list(optimizers.values()), shapes, by_name, all_ranks, given):
         return True, {}, set()
     for model in local:
-        _mark_local(model, NO_SHAPES)
+        _mark_local(model, _no_shapes())
     notes, assumed = dict[KeyPath, str](), set[str]()
     model = models[0] if len(models) == 1 else None
     for path, optimizer in optimizers.items():
@@ -470,9 +465,10 @@ def _take_apart(
         units = infer_flat_layout(model, shapes, found[0] if len(found) == 1 else by_name)
     except UnknownLayoutError as error:
         if shapes is not None:
-            _mark_local(model, f"{LOCAL}; {error}{'' if all_ranks else ' (known from one rank only; try --all-ranks)'}")
+            more = "" if all_ranks else f" (known from one rank only; try {spelled('all-ranks')})"
+            _mark_local(model, f"{LOCAL}; {error}{more}")
         return False
-    take_apart(model, units, NO_SHAPES, shapes.shapes if shapes and shapes.ordered else ())
+    take_apart(model, units, _no_shapes(), shapes.shapes if shapes and shapes.ordered else ())
     for optimizer in optimizers:
         resolve_optimizer(optimizer, model, units, given)
     return True
@@ -501,7 +497,10 @@ def _resolve_optimizer(
         try:
             note = take_optimizer_apart(optimizer, model, all_ranks)
         except UnknownLayoutError as error:
-            mark_runs(optimizer["state"].values(), REFUSED.format(why=error))
+            text = "pieces of FSDP flat parameters (use_orig_params=False), and the model does not show what is in them"
+            way = f"or write the model with {spelled('only', 'model')}"
+            note = f"{text}: {error}; save the optimizer by name (FSDP.optim_state_dict), {way}"
+            mark_runs(optimizer["state"].values(), note)
             return ""
         if note:
             return note
@@ -515,10 +514,10 @@ def _resolve_optimizer(
                 entry[slot] = tensor if placed is None else placed
                 unplaced += [(entry, slot, tensor)] if placed is None else []
     if unplaced and not (all_ranks and _is_copied_whole(optimizer["state"])):
-        why = UNPLACED_PIECE if model is None else f"{UNPLACED_PIECE}; {ADVICE}"
+        way = "" if model is None else f"; consolidate the model with {spelled('only', 'model')}"
         for entry, slot, tensor in unplaced:
             if not (all_ranks and _are_copies(tensor) and _varies(tensor)):
-                entry[slot] = replace(tensor, kind="flat_pieces", note=why)
+                entry[slot] = replace(tensor, kind="flat_pieces", note=f"{UNPLACED_PIECE}{way}")
     return None
 
 

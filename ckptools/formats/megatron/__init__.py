@@ -35,6 +35,7 @@ from ckptools.formats.shared.tensor_parallel import read_rules
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import ModuleOrder
 from ckptools.model.problems import Code, Problem
+from ckptools.option import spelled
 from ckptools.pickles.reader import Saved
 from ckptools.rules.files import beyond, misplaced, strays, twice
 from ckptools.training_state.sections import find_sections
@@ -207,7 +208,7 @@ class _MegatronFolder:
     def _check_stages(self) -> Iterator[Problem]:
         """Find stages, or expert ranks of a stage, without a readable file: their weights are absent without a gap."""
         here = {file.rank for file in self.builder.files if file.is_here and not file.part}
-        alone = " with --only-this-file" if self.options.only_this_file else ""
+        alone = f" with {spelled('only-this-file')}" if self.options.only_this_file else ""
         for stage in range(self.grid.pp):
             places = (Coordinates(stage, e, t) for e in range(self.grid.ep) for t in range(self.grid.tp))
             ranks = set(map(self.grid.rank, places))

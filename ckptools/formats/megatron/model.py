@@ -13,7 +13,6 @@ from ckptools.formats.options import Weights
 from ckptools.formats.shared.tensor_parallel import (
     COLUMNS,
     GATED,
-    NO_RULE,
     REPLICATED,
     ROWS,
     GivenRules,
@@ -22,6 +21,7 @@ from ckptools.formats.shared.tensor_parallel import (
     UnlikeError,
     given_rule,
     join,
+    no_rule,
     unjoined_tensor,
 )
 from ckptools.model.facts import ModuleOrder
@@ -29,6 +29,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.rank_vote import same_value, vote
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
+from ckptools.option import spelled
 from ckptools.tensor_io.copies import may_be_a_copy, perhaps_copied, stated_checksum, stated_sources
 from ckptools.training_state.optimizers import CONFIRMED, order_of
 
@@ -110,9 +111,10 @@ def rule_of(fqn: str, pieces: Mapping[str, Any], given: GivenRules) -> JoinRule 
             if rows == columns:
                 return ROWS
         return (
-            "its rows, with the columns of the second layer, do not show whether it is gated; say it with --rules FILE"
+            "its rows, with the columns of the second layer, do not show whether it is gated; "
+            f"say it with {spelled('rules')} FILE"
         )
-    return next((rule for pattern, rule in BUILT_IN if re.fullmatch(pattern, fqn)), NO_RULE)
+    return next((rule for pattern, rule in BUILT_IN if re.fullmatch(pattern, fqn)), no_rule())
 
 
 # -- names over pipeline stages ----------------------------------------------------------------------------------------
@@ -473,9 +475,9 @@ def choose_weights(weights: Mapping[str, Any], masters: Mapping[str, Tensor], wa
     if not whole:
         how = "have no fp32 master copy here that is sure; the module's own are taken"
     elif wanted == "module":
-        how = "as the module had them; --weights fp32 takes the master copies"
+        how = f"as the module had them; {spelled('weights', 'fp32')} takes the master copies"
     else:
-        how = "in their fp32 master copies; --weights module takes the module's own"
+        how = f"in their fp32 master copies; {spelled('weights', 'module')} takes the module's own"
     note = Problem(Code.KEPT_AS_SAVED, f"{len(half)} half-precision weights {how}")
     return ChosenWeights(chosen, whole, taken, (note,))
 

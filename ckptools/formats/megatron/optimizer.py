@@ -26,6 +26,7 @@ from ckptools.formats.shared.tensor_parallel import REPLICATED, RankPiece, Unlik
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Opaque, describe_for_error, tensors_in
+from ckptools.option import spelled
 from ckptools.text import KeyPath, fqn_of
 from ckptools.training_state.optimizers import name_parameters
 
@@ -33,9 +34,9 @@ FP32_COPIES = ("fp32_from_fp16_params", "fp32_from_fp16")
 STRIDE = 10_000_000
 """Difference between the first group ids of two chained optimizers."""
 
-UNNAMED = "its number could be more than one parameter's, or none's; --only model writes the model"
-UNLIKE = "its shape is not its parameter's, so no rule joins its pieces; --only model writes the model"
-FLAT = "distributed optimizer: flat buffers without names or shapes, not joined; --only model writes the model"
+UNNAMED = "its number could be more than one parameter's, or none's"
+UNLIKE = "its shape is not its parameter's, so no rule joins its pieces"
+FLAT = "distributed optimizer: flat buffers without names or shapes, not joined"
 
 
 class RankOptimizer(NamedTuple):
@@ -160,12 +161,12 @@ class Optimizers:
         if not tensors:
             return self.model.agreed(f"optimizer.{fqn}.{slot}", values)
         if fqn.startswith("?"):
-            return replace(tensors[0], note=UNNAMED)
+            return replace(tensors[0], note=f"{UNNAMED}; {spelled('only', 'model')} writes the model")
         own = [self.model.pieces[at].get(fqn) for at, _ in values]
         if all(p is not None and p.shape == t.shape for p, t in zip(own, tensors, strict=False)):
             return self.model.joined(fqn, values, slot)
         if not all(t.numel == 1 for t in tensors):
-            return replace(tensors[0], note=UNLIKE)
+            return replace(tensors[0], note=f"{UNLIKE}; {spelled('only', 'model')} writes the model")
         # A value such as `step`, of which every rank has its own.
         pieces = [RankPiece(at.tp, self.model.grid.rank(at), v) for at, v in values if isinstance(v, Tensor)]
         try:
@@ -195,11 +196,12 @@ class Optimizers:
     def _with_flat(self, tree: Any) -> Any:
         """Put the flat buffers in place of the state, so that the optimizer does not look stateless."""
         state: dict[str, dict[str, Tensor]] = {}
+        note = f"{FLAT}; {spelled('only', 'model')} writes the model"
         for file, content in self.flat.items():
             for path, tensor in tensors_in(content):
                 *above, slot = path or ("tensor",)  # a file may hold a bare tensor
                 name = f"{file}: {dotted_path(tuple(above))}" if above else file
-                state.setdefault(name, {})[str(slot)] = replace(tensor, kind="flat_pieces", note=FLAT)
+                state.setdefault(name, {})[str(slot)] = replace(tensor, kind="flat_pieces", note=note)
         if isinstance(tree, Mapping) and isinstance(tree.get("optimizer"), Mapping):
             return {**tree, "optimizer": {**tree["optimizer"], "state": state}}
         return {**(tree if isinstance(tree, Mapping) else {}), "state": state, "param_groups": []}

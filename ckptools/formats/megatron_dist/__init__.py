@@ -45,6 +45,7 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import Fact
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.tree import describe_for_error
+from ckptools.option import spelled
 from ckptools.rules.files import missing
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
@@ -111,7 +112,8 @@ def read(path: Path, options: Options) -> Checkpoint:
         tree = stored.tree(options.weights)
         damage = [p for p in found.problems if p.severity == "error" and (p.tensor or "").startswith("optimizer.")]
         if damage and options.weights == "fp32" and not stored.masters_whole:
-            text = f"the fp32 master copies are lost: {damage[0].message}; --weights module takes the module's own"
+            way = f"{spelled('weights', 'module')} takes the module's own"
+            text = f"the fp32 master copies are lost: {damage[0].message}; {way}"
             problems.append(Problem(Code.VALUE_LOST, text, damage[0].rank, "model"))
         problems += stored.problems
     builder.problems += [*found.problems, *problems]

@@ -39,6 +39,7 @@ from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard, in_rank_order
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import describe_for_error, tensors_in
+from ckptools.option import spelled
 
 # -- the order in which Megatron's modules create the parameters of a GPT model, for buckets without names -------------
 # A gradient buffer holds its parameters in the reverse of this order. A layer creates its parameters in one of a few
@@ -389,7 +390,7 @@ def _whole(weight: Tensor, parts: Sequence[Tensor]) -> Tensor:
 # A tensor of shape [pieces along each dimension …, elements of a piece] with the true shape in the metadata's
 # `mcore_data`. Source: megatron/core/dist_checkpointing/strategies/resharding.py (core 0.11).
 
-UNPLACED = "flat runs whose pieces do not follow from the metadata; --only model writes the model"
+UNPLACED = "flat runs whose pieces do not follow from the metadata"
 
 
 def in_true_shape(tensor: Tensor, shape: Any) -> Tensor:
@@ -397,7 +398,7 @@ def in_true_shape(tensor: Tensor, shape: Any) -> Tensor:
     whole = tuple(shape) if isinstance(shape, (list, tuple)) else ()
     local = _local_shape(whole, tensor.shape)
     if local is None or not all(n == 1 for s in tensor.shards for n in s.box.sizes[:-1]):
-        return replace(tensor, note=UNPLACED)
+        return replace(tensor, note=f"{UNPLACED}; {spelled('only', 'model')} writes the model")
     shards = tuple(piece for s in tensor.shards for piece in _run_boxes(s, local))
     return replace(tensor, shape=whole, shards=shards, kind="chunks")
 

@@ -20,6 +20,7 @@ from ckptools.model.regions import Box
 from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Rounded, Tensor
 from ckptools.model.tree import tensors_in
+from ckptools.option import spelled
 
 # -- weights that Megatron stores stacked or in parts: layers and experts as one tensor, a fused weight as several -----
 #     decoder.layers.mlp.linear_fc1.weight                   [layers, …]: the layers of a block that are all alike
@@ -243,8 +244,8 @@ COMMON_KEY = "common_state/shard_0_1"
 MASTERS = (MASTER, "param")
 """Slots of the master copy: for Float16Optimizer and older distributed optimizers, and for `fully_reshardable`."""
 
-SHAPES = "its stored form is not its weight's shape: flat runs that nothing places; --only model writes the model"
-UNJOINED = "distributed optimizer: flat buffers without names, not joined ({why}); --only model writes the model"
+SHAPES = "its stored form is not its weight's shape: flat runs that nothing places"
+UNJOINED = "distributed optimizer: flat buffers without names, not joined"
 JOINED = (
     "saved as flat buckets without names; joined in Megatron's order of parameters, the only one in which starts, "
     "lengths and the edges of the ranks' pieces fit (assumed: parameters of one size stand in that order); the "
@@ -382,11 +383,12 @@ class StoredState:
         by_slot = {slot: self._unstacked({n: e[slot] for n, e in self.state.items() if slot in e})[0] for slot in slots}
         names = dict.fromkeys([*model, *(n for tensors in by_slot.values() for n in tensors)])
         found: dict[str, dict[str, Any]] = {}
+        note = f"{SHAPES}; {spelled('only', 'model')} writes the model"
         for name, (slot, tensors) in product(names, by_slot.items()):
             if name in tensors:
                 tensor, weight = tensors[name], model.get(name)
                 odd = weight is not None and tensor.shape != weight.shape and tensor.numel != 1 and not tensor.note
-                found.setdefault(name, {})[slot] = replace(tensor, note=SHAPES) if odd else tensor
+                found.setdefault(name, {})[slot] = replace(tensor, note=note) if odd else tensor
         return found
 
     def _optimizer(self, state: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
@@ -399,12 +401,13 @@ class StoredState:
         more = saved.items() if isinstance(saved, Mapping) else ()
         flat: dict[str, dict[str, Tensor]] = {}
         objects: dict[str, Any] = {}
+        note = f"{UNJOINED} ({self.unjoined}); {spelled('only', 'model')} writes the model"
         for name, value in self.buffers.items():
             tensors = list(tensors_in(value))
             objects |= {} if tensors else {name: value}
             for path, tensor in tensors:
                 buffer, _, slot = dotted_path((name, *path)).rpartition(".")
-                flat.setdefault(buffer, {})[slot] = replace(tensor, note=UNJOINED.format(why=self.unjoined))
+                flat.setdefault(buffer, {})[slot] = replace(tensor, note=note)
         optimizer = {
             "state": {**state, **flat},
             "param_groups": [group for one in inner for group in one["param_groups"]],

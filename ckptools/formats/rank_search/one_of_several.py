@@ -37,6 +37,7 @@ from ckptools.model.provenance import KEY
 from ckptools.model.rank_vote import same_records
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
+from ckptools.option import spelled
 from ckptools.pickles.reader import Saved
 from ckptools.text import few, plural, spans
 from ckptools.training_state.optimizers import without_wrappers
@@ -193,7 +194,7 @@ def not_joined(parts: PartFiles) -> str:
     named = ((writer, advice) for name, writer, advice in WRITERS if re.fullmatch(name, parts.pattern))
     writer, advice = next(named, ("", ""))
     instead = f" (they look like those of {writer}: {advice})" if writer else ""
-    by_rules = "--rules FILE joins them where you know along which dimensions they were cut"
+    by_rules = f"{spelled('rules')} FILE joins them where you know along which dimensions they were cut"
     return f"{text}: {names}; how they join is not known{instead}; {by_rules}"
 
 
@@ -224,7 +225,7 @@ def signs_in_torch_file(saved: Saved, sharded: bool, looks_around: bool, read_fi
     elif world > 1:
         holds = "the shards" if sharded else "a mesh, and perhaps the part,"
         text = f"holds {holds} of one rank of {f'at least {world}' if saved.at_least else world}"
-        way = "name them all, or the folder with --ranks PATTERN"
+        way = f"name them all, or the folder with {spelled('ranks')} PATTERN"
         yield Problem(Code.ONE_OF_SEVERAL, f"{text}, and nothing proves which files hold the others'; {way}")
     elif parts:
         yield Problem(Code.ONE_OF_SEVERAL, not_joined(parts))
@@ -247,7 +248,8 @@ def signs_of_a_slice(path: Path, tree: Any, looks_around: bool) -> Iterator[Prob
 def _by_content(tree: Any) -> str:
     """Why a file is one rank's by its own content; "" without evidence."""
     if isinstance(tree, Mapping) and SHARDED in tree:
-        return f"holds one rank's shards by its {SHARDED}; open the files of all ranks (--ranks 'NAME-{{rank}}.pt')"
+        way = f"open the files of all ranks ({spelled('ranks')} 'NAME-{{rank}}.pt')"
+        return f"holds one rank's shards by its {SHARDED}; {way}"
     for key, _ in tensors_in(tree):
         last = str(key[-1]).rpartition(".")[2] if key else ""
         if FLAT.fullmatch(last):
@@ -315,7 +317,7 @@ STAGES = (
 )
 """Names for the number of a stage and the number of stages; the last as in `torch.distributed.pipelining`."""
 
-SLICES = "slices, which --rules FILE joins, or copies that are not of one save"
+SLICES = "have other bytes on each of"
 MIN_EQUAL = 16
 """Fewer equal or different elements than this prove nothing."""
 
@@ -432,5 +434,6 @@ def _slices(path: Path, sections: Sequence[Section]) -> Iterator[Problem]:
     elif 2 * len(other) > len(tensors) and sum(t.numel for t in other) >= MIN_EQUAL:
         ranks = len({s.rank for t in other for s in t.shards})
         of_all = f"{len(other)} of {plural(len(tensors), 'tensor')}"
-        text = f"{of_all} of the model have other bytes on each of {ranks} ranks: {SLICES}"
+        why = f"slices, which {spelled('rules')} FILE joins, or copies that are not of one save"
+        text = f"{of_all} of the model {SLICES} {ranks} ranks: {why}"
         yield Problem(Code.ONE_OF_SEVERAL, text, severity="warning")

@@ -34,6 +34,7 @@ from ckptools.formats.shared.several_checkpoints import several
 from ckptools.formats.wrapped_shards import stated_claim
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import describe_for_error, leaf_at, tensors_in
+from ckptools.option import spelled
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
 from ckptools.text import KeyPath
@@ -342,21 +343,25 @@ def files_matching(folder: Path, pattern: str, follow_symlinks: bool) -> list[Ra
     from glob import escape
 
     if not folder.is_dir():
-        raise UsageError(folder, "--ranks goes with a folder, in which it says what the rank files are called")
+        raise UsageError(
+            folder, f"{spelled('ranks')} goes with a folder, in which it says what the rank files are called"
+        )
     inside = not Path(pattern).is_absolute() and ".." not in Path(pattern).parts and "\0" not in pattern
     if "{rank}" not in pattern or not inside:
         text = "expected a name in the folder with {rank} in it, such as 'model-{rank}-of-{world}.pt'"
-        raise UsageError(None, f"--ranks {describe_for_error(pattern)}: {text}")
+        raise UsageError(None, f"{spelled('ranks')} {describe_for_error(pattern)}: {text}")
     expression = re.compile(_expression(pattern))
     with reading(folder):
         paths = sorted(islice((p for p in folder.glob(HOLDER.sub("*", escape(pattern))) if p.is_file()), MAX_FILES))
     found = [(p, m) for p in paths if (m := expression.fullmatch(p.relative_to(folder).as_posix()))]
     if not found:
-        raise ReadError(folder, f"no file fits --ranks {describe_for_error(pattern)}{_here(folder)}")
+        raise ReadError(folder, f"no file fits {spelled('ranks')} {describe_for_error(pattern)}{_here(folder)}")
     real = real_path(folder)
     for path, _ in () if follow_symlinks else found:
         if not real_path(path).is_relative_to(real):
-            raise UnsafePathError(path, "is or lies behind a link out of the folder; follow it with --follow-symlinks")
+            raise UnsafePathError(
+                path, f"is or lies behind a link out of the folder; follow it with {spelled('follow-symlinks')}"
+            )
     return _from_zero([_fitted(folder, pattern, p, m) for p, m in found])
 
 
@@ -480,7 +485,9 @@ class GroupRead(SavedFiles):
         """The rank in a file's content, else in its name."""
         rank = self._rank_inside(name)
         if rank is None and not name.rank_in_name:
-            raise UsageError(name.path, "neither name nor content has its rank; give it with --ranks PATTERN")
+            raise UsageError(
+                name.path, f"neither name nor content has its rank; give it with {spelled('ranks')} PATTERN"
+            )
         return name.rank if rank is None else rank
 
     def _misnamed(self) -> Iterator[Problem]:

@@ -20,6 +20,7 @@ from ckptools.model.facts import Fact, GivenNames, ModuleOrder, RankFile, ReadCo
 from ckptools.model.problems import NO_OBJECT, Code, Problem, worst_first
 from ckptools.model.records import Rows
 from ckptools.model.tensor import Rounded
+from ckptools.option import spelled
 from ckptools.pickles import reader
 from ckptools.pickles.reader import Saved
 from ckptools.rules.files import ANOTHER, FileClaims, misplaced, missing
@@ -90,7 +91,7 @@ class SalvagingReader:
 
     def _words(self, path: Path) -> str:
         nbytes = plural(self.cut[path], "byte")
-        return f"{path.name} is cut short: {nbytes}; what is in front of the cut is read (--salvage)"
+        return f"{path.name} is cut short: {nbytes}; what is in front of the cut is read ({spelled('salvage')})"
 
 
 # -- files that torch saved under the name of another ------------------------------------------------------------------

@@ -35,6 +35,7 @@ from ckptools.model.facts import GivenNames, ModuleOrder
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import describe_for_error
+from ckptools.option import spelled
 from ckptools.training_state.optimizers import AS_WRITTEN, BY_UNIT, believed, group_ids, optimizers_of
 from ckptools.training_state.sections import is_flat_optimizer, sections_of_kind, storage_identity
 
@@ -88,11 +89,13 @@ def shapes_from_checkpoint(checkpoint: Checkpoint, path: Path) -> Shapes:
     """
     models = sections_of_kind(checkpoint, "model")
     if len(models) != 1:
-        raise UsageError(path, f"holds {len(models)} models; --shapes needs something that holds one")
+        raise UsageError(path, f"holds {len(models)} models; {spelled('shapes')} needs something that holds one")
     tensors = {k: t for k, t in models[0].value.items() if isinstance(t, Tensor)}
     whole = {k: t for k, t in tensors.items() if not t.note or t.kind == "meta"}
     if any(t.kind == "flat_pieces" and t.note for t in tensors.values()):
-        raise UsageError(path, "has no shapes either; --shapes needs a checkpoint with whole tensors, or a JSON")
+        raise UsageError(
+            path, f"has no shapes either; {spelled('shapes')} needs a checkpoint with whole tensors, or a JSON"
+        )
     pieces = any(t.kind == "flat_pieces" for t in whole.values())
     order = BY_UNIT if pieces else believed(checkpoint.module_order, models[0].value)
     return Shapes(str(path), {k: t.shape for k, t in whole.items()}, ties(whole), order)
@@ -202,15 +205,14 @@ def names_from_checkpoint(checkpoint: Checkpoint, path: Path) -> GivenNames:
     model: Mapping[str, Any] = models[0].value if len(models) == 1 else {}
     order = believed(checkpoint.module_order, model)
     if not listed and len(models) != 1:
-        raise UsageError(path, f"holds {len(models)} models and no names of an optimizer; --names needs one")
+        raise UsageError(path, f"holds {len(models)} models and no names of an optimizer; {spelled('names')} needs one")
     if not listed and not order.kept:
-        raise UsageError(path, f"does not state the order of parameters, for {order.why}; {OTHERWISE}")
+        way = (
+            f"{spelled('names')} needs a .pt that holds the module's state dict as it was, or a JSON list of names in "
+            "the optimizer's order"
+        )
+        raise UsageError(path, f"does not state the order of parameters, for {order.why}; {way}")
     return GivenNames(str(path), listed, _shapes(model) if order.kept else {}, buffers=True)
-
-
-OTHERWISE = (
-    "--names needs a .pt that holds the module's state dict as it was, or a JSON list of names in the optimizer's order"
-)
 
 
 def _of_optimizer(checkpoint: Checkpoint) -> tuple[tuple[str, ...], ...]:

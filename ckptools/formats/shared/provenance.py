@@ -32,6 +32,7 @@ from ckptools.model.provenance import (
     of_side_file,
 )
 from ckptools.model.tree import describe_for_error, tensors_in
+from ckptools.option import spelled
 from ckptools.text import few, fqn_of, plural, printable
 
 FILLS = {"zero": "zeros", "nan": "NaN"}
@@ -191,7 +192,9 @@ def _problems(record: Provenance, tree: Any) -> Iterator[Problem]:
     for one in record.filled:
         text = f"{one.elements} of {plural(one.numel, 'element')} are"
         if one.fill == OTHER:
-            yield about(Code.FILLED, f"{text} those of another save, {printable(one.origin)} (--fill-from)", one.name)
+            yield about(
+                Code.FILLED, f"{text} those of another save, {printable(one.origin)} ({spelled('fill-from')})", one.name
+            )
         else:
             yield about(Code.FILLED, f"{text} {FILLS[one.fill]} that consolidate filled in: no file has them", one.name)
     if record.more_filled:

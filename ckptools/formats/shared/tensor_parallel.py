@@ -20,13 +20,18 @@ from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import describe_for_error
+from ckptools.option import spelled
 
-NO_RULE = "no rule says how its tensor-parallel pieces are joined; give one with --rules FILE"
 ALL_RANKS = (
     "joined by the rules that were given, as if no other rank had a file; nothing in the files says how many ranks"
 )
 MAX_DIM = 8
 MAX_HALVES = 64
+
+
+def no_rule() -> str:
+    """Why the pieces of a weight are not joined: nobody says how."""
+    return f"no rule says how its tensor-parallel pieces are joined; give one with {spelled('rules')} FILE"
 
 
 @dataclass(frozen=True)
