@@ -19,7 +19,7 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import File
 from ckptools.files.zip_archive import Container, checksum_places
 from ckptools.formats.open import open_checkpoint
-from ckptools.formats.reader_worker import Receiver, Sender
+from ckptools.formats.reader_processes import Receiver, Sender
 from ckptools.formats.shared import merge
 from ckptools.formats.shared import merge as alike_ranks
 from ckptools.model.extents import Extents

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from ckptools.errors import ReadError
-from ckptools.formats import file_reader, reader_processes, reader_worker
+from ckptools.formats import file_reader, reader_processes
 from ckptools.formats.file_reader import MIN_FILES, FileReader
 from ckptools.formats.open import open_checkpoint
-from ckptools.formats.reader_worker import Receiver, Sender
+from ckptools.formats.reader_processes import Receiver, Sender
 from ckptools.model.regions import Box
 from ckptools.model.shards import Shard, ShardList, Source
 from ckptools.model.tensor import Tensor
@@ -217,7 +217,7 @@ def test_what_is_told_by_its_number_inside_a_list_of_shards_is_told_apart_from_t
 
 @pytest.mark.parametrize("most", [0, 300, 10_000])
 def test_large_values_that_are_equal_and_not_the_same_stay_apart(monkeypatch, most):
-    monkeypatch.setattr(reader_worker, "MAX_SENT", most)
+    monkeypatch.setattr(reader_processes, "MAX_SENT", most)
     large = [(1,) * 300, (True,) * 300, (1.0,) * 300, b"\1" * 300, (1,) * 299 + ((1,) * 300,), [1] * 300]
     received, lengths = sent([large, large, large[:3]], {})
     assert repr(received) == repr([large, large, large[:3]])
