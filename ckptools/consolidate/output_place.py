@@ -29,8 +29,7 @@ from ckptools.files.storage import RemoteError
 from ckptools.formats.megatron.folders import arguments
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.keys.expected_names import COPIED, Original, read_original
-from ckptools.keys.paired import CutRows, PairingRule
-from ckptools.keys.pairing import pair
+from ckptools.keys.pairing import CutRows, PairingRule, pair
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.provenance import FILE_NAME
 from ckptools.model.records import displayed, to_dict

@@ -14,7 +14,7 @@ from ckptools.display.screen import PIPE, Screen, mark_of
 from ckptools.display.tables import Column, table
 from ckptools.dtypes import short
 from ckptools.errors import NoSpaceError
-from ckptools.keys.paired import Proof
+from ckptools.keys.pairing import Proof
 from ckptools.model.extents import read_paths
 from ckptools.model.records import Rows, displayed, to_dict
 from ckptools.model.regions import Box, Ints

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from ckptools.keys.paired import Proof
+from ckptools.keys.pairing import Proof
 from ckptools.model.records import Rows, as_text, displayed
 from ckptools.model.regions import Ints
 from ckptools.text import clip_middle, few

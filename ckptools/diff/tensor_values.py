@@ -32,8 +32,7 @@ from ckptools.errors import CkptoolsError, RefusedError
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.megatron.folders import arguments
 from ckptools.keys.expected_names import Original, original_of, saved_shapes
-from ckptools.keys.paired import Pairing
-from ckptools.keys.pairing import pair
+from ckptools.keys.pairing import Pairing, pair
 from ckptools.keys.value_digests import once
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import Rows, grouped

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.keys.paired import Proof
+from ckptools.keys.pairing import Proof
 from tests.hugging_face.toy_models import save_original, toy_model
 from tests.hugging_face.trainer_names import save_megatron, torchtitan_state
 
