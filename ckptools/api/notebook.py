@@ -58,8 +58,8 @@ from ckptools.inspect.record import (
     section_cells,
 )
 from ckptools.inspect.sections import TENSOR_COLUMNS, named_tensors, tensor_cells
+from ckptools.keys.random_states import StreamRow
 from ckptools.keys.sharding import placement
-from ckptools.keys.value_digests import StreamRow
 from ckptools.ls.record import COLUMNS, CheckpointRow, cells_of
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import RowMethods, Rows, grouped

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ckptools.dtypes import short
-from ckptools.keys.value_digests import StreamRow
+from ckptools.keys.random_states import StreamRow
 from ckptools.model.records import Rows, as_text, displayed
 from ckptools.model.regions import Ints
 from ckptools.text import clip, clip_middle, few, plural, shape, size, spans

@@ -26,8 +26,9 @@ from ckptools.keys.entries import (
     matching,
     pattern,
 )
+from ckptools.keys.random_states import stream_rows
 from ckptools.keys.sharding import placement
-from ckptools.keys.value_digests import content_of, stream_rows
+from ckptools.keys.value_digests import content_of
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import Cover, TangledLayoutError, cover
 from ckptools.model.records import Rows, grouped

@@ -15,7 +15,7 @@ from ckptools.display.screen import PIPE, Mark, Screen, painted
 from ckptools.display.tables import Column, table, value_text, wrapped
 from ckptools.dtypes import short
 from ckptools.keys.entries import Branch, fold, label_text, tree_of
-from ckptools.keys.value_digests import StreamRow
+from ckptools.keys.random_states import StreamRow
 from ckptools.model.records import grouped
 from ckptools.model.regions import Box, Ints
 from ckptools.text import clip, clip_middle, count, few, named_ranks, number, plural, printable, shape, size, spans

@@ -25,19 +25,17 @@ from ckptools.keys.entries import (
     rank_containers,
     rank_leaves,
 )
+from ckptools.keys.random_states import generator_leaves, holds_state, random_states
 from ckptools.keys.sharding import placement, sharding_rows
 from ckptools.keys.value_digests import (
     MAX_SMALL,
     Content,
     content_of,
     digest_of,
-    generator_leaves,
-    holds_state,
     is_number,
     kind_of,
     number_in,
     parts_of_value,
-    random_states,
     traits_of,
 )
 from ckptools.model.checkpoint import Checkpoint

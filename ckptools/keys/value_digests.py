@@ -9,24 +9,21 @@ is compared by its bits, and -0.0 is not 0.0. Neither depends on the protocol or
 from __future__ import annotations
 
 import math
-import re
 import struct
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from ckptools.errors import CkptoolsError, ReadError
 from ckptools.files.opening import OpenFiles
-from ckptools.keys.entries import LONG, brief_args, children_inside, is_plain, rank_leaves
-from ckptools.model.checkpoint import Checkpoint
+from ckptools.keys.entries import LONG, brief_args, children_inside, is_plain
 from ckptools.model.cover import cover_problem
-from ckptools.model.records import Rows, displayed
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import (
@@ -43,10 +40,9 @@ from ckptools.model.tree import (
     plain,
     scalar,
 )
-from ckptools.tensor_io.fetch_ahead import Part, fetched, parts_of_all
+from ckptools.tensor_io.fetch_ahead import Part, parts_of_all
 from ckptools.tensor_io.stream import shard_bytes, tensor_bytes
-from ckptools.text import CUT, MAX_BITS, KeyPath, clip, common_prefix, few, plural, shape, told_apart
-from ckptools.training_state.sections import Section, sections_of_kind, stream_of, twister_of
+from ckptools.text import CUT, MAX_BITS, clip, common_prefix, few, plural, shape, told_apart
 
 MAX_ITEMS = 4_000_000
 """Values visited inside one value, not counting long runs of one class; a shared value counts once."""
@@ -547,153 +543,3 @@ def _windows(x: Any, y: Any) -> list[str]:
     cut = [v[start : start + MAX_TEXT] for v in (x, y)]
     shown = [repr(v if isinstance(v, str) else bytes(v)) for v in cut]
     return [clip(CUT * bool(start) + text, MAX_TEXT) for text in shown]
-
-
-# -- the states of random number generators, rank by rank, as fingerprints ---------------------------------------------
-# A fingerprint covers every value of a state that determines the next draws: NumPy's algorithm, key, position and
-# cached normal number; the version, numbers and cached number of Python's `random`; the bytes of torch's state, of
-# every device. Sources: numpy/random/mtrand.pyx `get_state`; CPython's Lib/random.py `getstate`; torch/random.py
-# `get_rng_state`, torch/cuda/random.py `get_rng_state_all`.
-
-
-MAX_STATE = 64 << 20
-"""Larger tensors are not read as states; a tensor gathered from all ranks has 5 KB for each."""
-
-MANY_NUMBERS = 100
-"""More consecutive integers than this are the state of a generator: Python's has 625."""
-
-LONGEST_SEED = 64
-"""Bits of a seed or a counter; a longer integer is the state of a generator, as NumPy's PCG64 has it."""
-
-Owner = int | str | None
-"""The owner of a state: a rank, or `shard 0.1` in Megatron's torch_dist; None if unknown."""
-
-ByRank = Mapping[Owner, Content]
-"""The state of one generator by owner."""
-
-SHARD = re.compile(r"shard_([\d.]+)_[\d.]+")
-"""Key of the states of one (pipeline, tensor) rank: its place in the grid of ranks, and the grid's size.
-
-Source: megatron/core/dist_checkpointing/mapping.py, `ShardedObject.unique_key`; megatron/training/checkpointing.py,
-`get_rng_state`.
-"""
-
-
-@displayed
-class StreamRow(NamedTuple):
-    """The states of one random number generator on all ranks.
-
-    Attributes:
-        stream: the generator: `torch`, `cuda`, `numpy`, `python`.
-        ranks: number of ranks with a state, or of places in Megatron's grid of ranks.
-        distinct: number of distinct states, among those that can be read.
-        fingerprints: by rank, a digest of each readable state in 8 hexadecimal digits, the same in every command and
-            format. `shard 0.1` stands for the ranks of one (pipeline, tensor) place (Megatron), `unknown` for an
-            unknown rank.
-        problem: why the state of a rank cannot be read; "" if all can.
-    """
-
-    stream: str
-    ranks: int
-    distinct: int
-    fingerprints: Mapping[str, str]
-    problem: str
-
-
-def random_states(ck: Checkpoint, files: OpenFiles, names: Iterable[str] | None = None) -> dict[str, ByRank]:
-    """The state of each generator on every rank, by the generator's name: `torch`, `cuda`, `numpy`, `python`.
-
-    If two sections have states of one generator, the second has its section's name appended. Every rank of `ck` must
-    have been read; if `names` are given, only these sections are searched.
-    """
-    found: dict[str, ByRank] = {}
-    wanted = None if names is None else set(names)
-    for section in sections_of_kind(ck, "rng"):
-        if wanted is None or section.name in wanted:
-            for stream, leaves in generator_leaves(ck, section).items():
-                if holds_state(leaves):
-                    found[f"{stream} of {section.name}" if stream in found else stream] = states_in(leaves, files)
-    return found
-
-
-class StateLeaf(NamedTuple):
-    """A leaf of a section of random states, and its key path within its owner's state."""
-
-    path: KeyPath
-    rank: Owner
-    value: Any
-
-
-def generator_leaves(ck: Checkpoint, section: Section) -> dict[str, list[StateLeaf]]:
-    """The leaves of a section of random states, by generator, or by a word of their key if none is detected."""
-    found: dict[str, list[StateLeaf]] = {}
-    leaves = list(_owned_leaves(ck, section))
-    by_form = _streams_by_form(leaves)
-    for leaf in leaves:
-        words = (str(key) for key in leaf.path if not str(key).isdigit())
-        stream = next((by_form[leaf.path[:n]] for n in range(len(leaf.path)) if leaf.path[:n] in by_form), "")
-        stream = stream or stream_of((*section.path, *leaf.path))
-        stream = stream or next(words, "torch" if _is_state(leaf.value) else "state")
-        found.setdefault(stream, []).append(leaf)
-    return found
-
-
-def _streams_by_form(leaves: Iterable[StateLeaf]) -> dict[KeyPath, str]:
-    """Detect generators' states by their form, whatever their keys: generator by key path."""
-    found: dict[KeyPath, str] = {}
-    for leaf in leaves:
-        if leaf.path[-1:] == (1,):
-            found[leaf.path[:-1]] = twister_of(leaf.value)
-        elif leaf.path[-1:] == ("bit_generator",) and isinstance(leaf.value, str):
-            found[leaf.path[:-1]] = "numpy"
-    return {path: stream for path, stream in found.items() if stream}
-
-
-def _owned_leaves(ck: Checkpoint, section: Section) -> Iterator[StateLeaf]:
-    keys = list(section.value) if isinstance(section.value, Mapping) else []
-    sharded = bool(keys) and all(isinstance(key, str) and SHARD.fullmatch(key) for key in keys)
-    for leaf in rank_leaves(ck, section):
-        place = SHARD.fullmatch(leaf.path[0]) if sharded else None
-        if place is None:
-            yield StateLeaf(leaf.path, leaf.rank, leaf.value)
-        else:
-            yield StateLeaf(leaf.path[1:], f"shard {place[1]}", leaf.value)
-
-
-def holds_state(leaves: Iterable[StateLeaf]) -> bool:
-    """Whether leaves contain the state of a generator, not only a seed or a counter beside one."""
-    return any(_is_state(leaf.value) for leaf in leaves)
-
-
-def _is_state(value: object) -> bool:
-    if isinstance(value, (list, tuple)):
-        return len(value) > MANY_NUMBERS and all(type(v) is int for v in value[:MANY_NUMBERS])
-    if type(value) is int:
-        return value.bit_length() > LONGEST_SEED
-    return isinstance(value, (Tensor, NumpyArray, bytes, bytearray))
-
-
-def states_in(leaves: Iterable[StateLeaf], files: OpenFiles) -> ByRank:
-    """The states of one generator by owner, each combined from its pieces."""
-    pieces: dict[Owner, list[Content]] = {}
-    for leaf in fetched(leaves, lambda leaf: parts_of_value(leaf.value, _rank(leaf), MAX_STATE)):
-        pieces.setdefault(leaf.rank, []).append(content_of(leaf.value, files, _rank(leaf), MAX_STATE))
-    return {owner: joined(contents) for owner, contents in pieces.items()}
-
-
-def _rank(leaf: StateLeaf) -> int | None:
-    return leaf.rank if isinstance(leaf.rank, int) else None
-
-
-def stream_rows(ck: Checkpoint, names: Iterable[str]) -> Rows[StreamRow]:
-    """A row for each generator whose state is in one of the sections."""
-    with OpenFiles() as files:
-        return Rows(_row(stream, states) for stream, states in random_states(ck, files, names).items())
-
-
-def _row(stream: str, states: ByRank) -> StreamRow:
-    known = {"unknown" if rank is None else str(rank): c.fingerprint for rank, c in states.items() if not c.problem}
-    distinct = {content.digest for content in states.values() if not content.problem}
-    rank, problem = next(((rank, c.problem) for rank, c in states.items() if c.problem), (None, ""))
-    whose = "" if rank is None else f"{rank}: " if isinstance(rank, str) else f"rank {rank}: "
-    return StreamRow(stream, len(states), len(distinct), known, f"{whose}{problem}")

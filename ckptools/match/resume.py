@@ -15,7 +15,7 @@ from typing import Any
 from ckptools.dtypes import short
 from ckptools.errors import UsageError
 from ckptools.files.opening import OpenFiles
-from ckptools.keys.value_digests import random_states
+from ckptools.keys.random_states import random_states
 from ckptools.match.record import MatchRow, ResumeRow, ResumeVerdict
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor

@@ -16,7 +16,8 @@ from ckptools.files.opening import OpenFiles, location
 from ckptools.formats.open import with_all_ranks
 from ckptools.formats.shared.checkpoint_builder import KINDS
 from ckptools.keys.entries import EVERYTHING
-from ckptools.keys.value_digests import NUMBERS, ByRank, Owner, random_states
+from ckptools.keys.random_states import ByRank, Owner, random_states
+from ckptools.keys.value_digests import NUMBERS
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover_problem
 from ckptools.model.problems import Code, Problem

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.files.opening import OpenFiles
-from ckptools.keys.value_digests import random_states
+from ckptools.keys.random_states import random_states
 from tests.truth import FIXTURES
 
 COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import ckptools
 from ckptools.cli import app
 from ckptools.errors import UsageError
-from ckptools.keys import value_digests
+from ckptools.keys import random_states
 from ckptools.model.records import Rows
 from ckptools.verify.record import Check, Verification, summary
 from ckptools.verify.stored_bytes import bytes_to_read
@@ -294,7 +294,7 @@ def test_rng_states_that_are_equal_in_groups_of_one_size_are_meant_to_be(tmp_pat
 
 
 def test_rng_states_that_cannot_be_read_are_counted_nowhere_and_are_not_called_equal(tmp_path, monkeypatch):
-    monkeypatch.setattr(value_digests, "MAX_STATE", 4096)
+    monkeypatch.setattr(random_states, "MAX_STATE", 4096)
     small = [torch.full((4096,), n, dtype=torch.uint8) for n in (0, 1)]
     large = [torch.full((4097,), n, dtype=torch.uint8) for n in (2, 3)]
     torch.save({"state": {"step": 1}, "rng": [{"torch": state} for state in (*small, *large)]}, tmp_path / "all.pt")
