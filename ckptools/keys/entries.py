@@ -11,6 +11,7 @@ from datetime import date, timedelta
 from fnmatch import translate
 from functools import cached_property, lru_cache
 from itertools import groupby, islice, takewhile
+from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ckptools.errors import UsageError
@@ -336,15 +337,21 @@ def is_brief(value: Opaque) -> bool:
     return bare and len(value.args) <= MAX_BRIEF and all(is_plain(a) or isinstance(a, Global) for a in value.args)
 
 
-PATHS = ("pathlib.PosixPath", "pathlib.PurePosixPath")
+def path_text(value: Opaque) -> str:
+    """A path of `pathlib` as text, `.` for an empty one; "" for any other object.
+
+    Its class is in `pathlib._local` if Python 3.13 has pickled it.
+    """
+    args = value.args if isinstance(value.args, tuple) else (None,)
+    is_path = value.name.startswith("pathlib.") and all(isinstance(part, str) for part in args)
+    kind = PureWindowsPath if value.name.endswith("WindowsPath") else PurePosixPath
+    return str(kind(*args)) if is_path else ""
 
 
 def brief_args(value: Opaque) -> tuple[Any, ...]:
-    """The few plain arguments of a foreign object, those of a path joined to one; none of an object that has more."""
+    """The few plain arguments of a foreign object, the parts of a POSIX path joined; none of an object with more."""
     args: tuple[Any, ...] = value.args if is_brief(value) else ()
-    if value.name in PATHS and args and all(isinstance(part, str) for part in args):
-        return ("/".join(args).replace("//", "/", 1),)
-    return args
+    return (path_text(value),) if args and value.name.endswith("PosixPath") and path_text(value) else args
 
 
 def leaves_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
@@ -352,36 +359,32 @@ def leaves_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
 
     A foreign object is a leaf, followed by its attributes. It may contain itself, so it is not entered twice on a path.
     """
+    return ((path, node) for path, node, is_entered in _nodes_of(tree) if not is_entered or isinstance(node, Opaque))
+
+
+def containers_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield the dicts, lists and tuples that `leaves_of` enters, outer ones first."""
+    nodes = _nodes_of(tree, HOLDING)
+    return ((path, node) for path, node, is_entered in nodes if is_entered and not isinstance(node, Opaque))
+
+
+def _nodes_of(tree: Any, kinds: type | tuple[type, ...] = object) -> Iterator[tuple[KeyPath, Any, bool]]:
+    """Yield the nodes of some classes with their key paths, outer ones first, and whether the nodes in each follow."""
     stack: list[tuple[KeyPath, Any, frozenset[int]]] = [((), tree, frozenset())]
     while stack:
         path, node, above = stack.pop()
         node = plain(node)
         if not isinstance(node, HOLDING):
-            yield path, node
+            yield path, node, False
             continue
         children = [] if id(node) in above or is_run(node) else children_inside(node, inner=bool(above))
-        if len(path) >= MAX_DEPTH and isinstance(node, Opaque) and children:
-            yield path, Lost(f"it lies more than {MAX_DEPTH} levels deep")
+        if len(path) >= MAX_DEPTH and children:
+            lost = Lost(f"it lies more than {MAX_DEPTH} levels deep") if isinstance(node, Opaque) else node
+            yield path, lost, False
             continue
-        children = children if len(path) < MAX_DEPTH else []
-        if isinstance(node, Opaque) or not children:
-            yield path, node
+        yield path, node, bool(children)
         above = above | {id(node)} if isinstance(node, Opaque) else above
-        stack += [((*path, key), child, above) for key, child in reversed(children)]
-
-
-def containers_of(tree: Any) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield the dicts, lists and tuples that `leaves_of` enters, outer ones first."""
-    stack: list[tuple[KeyPath, Any, frozenset[int]]] = [((), tree, frozenset())]
-    while stack:
-        path, node, above = stack.pop()
-        if not isinstance(node, HOLDING) or len(path) >= MAX_DEPTH or id(node) in above or is_run(node):
-            continue
-        children = children_inside(node, inner=bool(above))
-        if children and not isinstance(node, Opaque):
-            yield path, node
-        above = above | {id(node)} if isinstance(node, Opaque) else above
-        stack += [((*path, key), child, above) for key, child in reversed(children) if isinstance(child, HOLDING)]
+        stack += [((*path, key), child, above) for key, child in reversed(children) if isinstance(child, kinds)]
 
 
 def children_inside(node: Any, inner: bool = False) -> list[tuple[Key, Any]]:
