@@ -15,6 +15,7 @@ from ckptools.dtypes import ITEMSIZE, can_be_nan
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.rank_search.one_of_several import SLICES
+from ckptools.keys.entries import path_text, pattern
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover, cover_problem
 from ckptools.model.extents import ExtentFile, Extents
@@ -66,7 +67,6 @@ MAX_DEPTH = 50
 MAX_VALUES = 100_000
 """At most so many levels and values of one foreign object are taken; nothing else limits its size."""
 
-PATHS = ("pathlib.", "pathlib._local.")
 MEMBER = (str, int, float, bool)
 
 
@@ -114,10 +114,11 @@ class _Plain:
 
 def as_text(node: Opaque) -> str:
     """A path, or a member of an enum such as `Phase('main')`, as text; "" for anything else."""
-    args = node.args if isinstance(node.args, tuple) and not (node.state or node.items or node.keywords) else ()
-    if node.name.startswith(PATHS) and all(isinstance(part, str) for part in args):
-        root, rest = (args[0], args[1:]) if args[:1] == ("/",) else ("", args)
-        return root + "/".join(rest) if args else "."
+    if node.state or node.items or node.keywords:
+        return ""
+    if path := path_text(node):
+        return path
+    args = node.args if isinstance(node.args, tuple) else ()
     if len(args) == 1 and isinstance(args[0], MEMBER) and not node.name.startswith(("torch.", "builtins.", "numpy.")):
         return f"{node.name.rpartition('.')[2]}({args[0]!r:.200})"
     return ""
@@ -516,8 +517,6 @@ def _sections_to_write(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
 
 def _matching(checkpoint: Checkpoint, glob: str) -> list[Section]:
     """Reduce the models of a checkpoint to names that match a glob, alone or after the name of their section."""
-    from ckptools.keys.entries import pattern
-
     wanted, found = pattern((glob,)), []
     for section in sections_of_kind(checkpoint, "model"):
         kept = empty_like(section.value)

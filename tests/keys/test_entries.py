@@ -6,8 +6,8 @@ import pytest
 
 from ckptools import api
 from ckptools.errors import UsageError
-from ckptools.keys.entries import Selection, entries_of, tensor_entries
-from ckptools.model.tree import tensors_in
+from ckptools.keys.entries import Selection, brief_args, entries_of, path_text, tensor_entries
+from ckptools.model.tree import Opaque, tensors_in
 from tests.display.made import checkpoint, plain
 from tests.truth import FIXTURES
 
@@ -64,3 +64,18 @@ def test_globs_and_sections_choose_entries():
 def test_a_section_that_is_not_there_is_refused_with_those_that_are():
     with pytest.raises(UsageError, match="has no section 'nodel'; there are model, optimizer"):
         names_of(checkpoint({"model": {"w": plain(2)}}), section="nodel")
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "text", "shown"),
+    [
+        ("pathlib.PosixPath", ("/", "data", "run 7"), "/data/run 7", ("/data/run 7",)),
+        ("pathlib._local.PosixPath", ("/data", "run 7"), "/data/run 7", ("/data/run 7",)),  # Python 3.13
+        ("pathlib.PurePosixPath", (), ".", ()),
+        ("pathlib.PureWindowsPath", ("C:\\", "a"), "C:\\a", ("C:\\", "a")),
+        ("pathlib.PosixPath", (3,), "", (3,)),
+        ("some.Phase", ("main",), "", ("main",)),
+    ],
+)
+def test_a_path_is_spelled_as_python_does(name, args, text, shown):
+    assert (path_text(Opaque(name, args)), brief_args(Opaque(name, args))) == (text, shown)
