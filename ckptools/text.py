@@ -195,14 +195,19 @@ def plural(n: int, noun: str, nouns: str = "") -> str:
 
 def spans(numbers: Iterable[int]) -> str:
     """Format integers in ascending order, consecutive ones folded: `0, 4..9, 12`."""
+    shown = [", ".join(run) for run in runs_of(numbers)]
+    return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more runs" if len(shown) > 12 else "")
+
+
+def runs_of(numbers: Iterable[int]) -> list[list[str]]:
+    """Divide integers into runs of consecutive ones, in ascending order; a run of three or more is one word: `4..9`."""
     runs: list[list[int]] = []
     for n in sorted(set(numbers)):
         if runs and n == runs[-1][1] + 1:
             runs[-1][1] = n
         else:
             runs.append([n, n])
-    shown = [str(a) if a == b else f"{a}..{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs]
-    return ", ".join(shown[:12]) + (f" and {len(shown) - 12} more runs" if len(shown) > 12 else "")
+    return [[str(a)] if a == b else [str(a), str(b)] if b == a + 1 else [f"{a}..{b}"] for a, b in runs]
 
 
 def named_ranks(ranks: Collection[int]) -> str:

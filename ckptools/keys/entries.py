@@ -31,7 +31,7 @@ from ckptools.model.tree import (
     scalar,
 )
 from ckptools.option import spelled
-from ckptools.text import MAX_BITS, Key, KeyPath, fqn_of
+from ckptools.text import MAX_BITS, Key, KeyPath, fqn_of, runs_of
 from ckptools.training_state.optimizers import Optimizer, nested, optimizers_of
 from ckptools.training_state.sections import (
     Section,
@@ -217,7 +217,7 @@ def label_text(labels: Sequence[str], most: int = 8) -> str:
     stem = stems.pop() if len(stems) == 1 else None
     before, behind = stem or ("", _common_end(labels))
     words = [label[len(before) : len(label) - len(behind)] for label in labels]
-    shown = runs_of(words) if stem else words
+    shown = numbers_folded(words) if stem else words
     more = f" and {len(shown) - most} more" if len(shown) > most else ""
     return f"{before}{{{','.join(shown[:most])}{more}}}{behind}"
 
@@ -230,15 +230,10 @@ def _common_end(labels: Sequence[str]) -> str:
     return "" if behind in labels else behind
 
 
-def runs_of(numbers: Sequence[str]) -> list[str]:
+def numbers_folded(numbers: Sequence[str]) -> list[str]:
     """Fold three or more consecutive numbers as `0..23`, in ascending order; numbers with leading zeros come last."""
-    plain = sorted(int(n) for n in numbers if str(int(n)) == n)
-    runs: list[tuple[int, int]] = []
-    for n in plain:
-        follows = bool(runs) and n == runs[-1][1] + 1
-        runs[-1 if follows else len(runs) :] = [(runs[-1][0] if follows else n, n)]
-    words = [[str(a)] if a == b else [str(a), str(b)] if b == a + 1 else [f"{a}..{b}"] for a, b in runs]
-    return [word for run in words for word in run] + [n for n in numbers if str(int(n)) != n]
+    runs = runs_of(int(n) for n in numbers if str(int(n)) == n)
+    return [word for run in runs for word in run] + [n for n in numbers if str(int(n)) != n]
 
 
 # -- the leaves of a section; values of which each rank has its own occur once per rank --------------------------------

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckptools.keys.entries import Branch, fold, label_text, layer_and_role, runs_of, tree_of, unfold
+from ckptools.keys.entries import Branch, fold, label_text, layer_and_role, numbers_folded, tree_of, unfold
 
 WORDS = st.sampled_from(["a", "q", "k", "norm1", "norm2", "0", "1", "2", "10", "007", "", "w_proj", "v_proj", "é"])
 NAMES = st.lists(WORDS, min_size=1, max_size=4).map(".".join)
@@ -97,7 +97,7 @@ def test_labels_are_spelled_so_that_each_can_be_told():
     assert label_text(("_b", "a_b")) == "{_b,a_b}"
     assert label_text(("h0x", "h1x", "h2x", "h5x")) == "h{0..2,5}x"
     assert label_text(tuple(f"w{2 * n}" for n in range(10))) == "w{0,2,4,6,8,10,12,14 and 2 more}"
-    assert runs_of(["10", "3", "4", "007"]) == ["3", "4", "10", "007"]
+    assert numbers_folded(["10", "3", "4", "007"]) == ["3", "4", "10", "007"]
 
 
 def test_a_name_of_a_million_dots_or_digits_is_a_name():
