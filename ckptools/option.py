@@ -25,10 +25,10 @@ def option(
     completed: Literal["", "keys", "sections"] = "",
     typed: Any = None,
 ) -> Any:
-    """Make a field that is also an option of a command.
+    """Make a field of a record, or the default of a command's parameter, that is an option of the command.
 
     Args:
-        default: its default value.
+        default: its default value; `dataclasses.MISSING` if it has none and must be given.
         help: one line for `--help`, which also documents the field.
         flag: its spelling; None makes `--world-size` of `world_size`. Several spellings are separated by spaces.
         hidden: whether `--help` leaves it out.

@@ -1,4 +1,4 @@
-"""Arguments and options of several commands, with help and completion; further options: `options.py`.
+"""Positional arguments of commands, with help, and what a shell completes; options: `options.py`.
 
 A line of paths and flags only, the most frequent, is not parsed by typer, and does not import this module.
 """
@@ -6,9 +6,9 @@ A line of paths and flags only, the most frequent, is not parsed by typer, and d
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -97,102 +97,28 @@ def _cut(names: Iterable[str], text: str) -> set[str]:
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
-# readable=False everywhere: ckptools reports unreadable paths itself, with exit code 3 in place of typer's 2.
+def _argument(metavar: str, help: str, autocompletion: Callable[..., list[str]] | None = None) -> Any:
+    return typer.Argument(metavar=metavar, show_default=False, help=help, autocompletion=autocompletion)
+
+
 CheckpointPaths = Annotated[
     list[str],
-    typer.Argument(
-        metavar="PATH...",
-        show_default=False,
-        help="A rank file (its siblings are found), a folder (of a run: what its tracker names, or the only checkpoint"
-        " in it), any checkpoint file; or several rank files, by any name.",
+    _argument(
+        "PATH...",
+        "A rank file (its siblings are found), a folder (of a run: what its tracker names, or the only checkpoint in "
+        "it), any checkpoint file; or several rank files, by any name.",
     ),
 ]
-CheckpointPath = Annotated[
-    str,
-    typer.Argument(metavar="PATH", show_default=False, help="A rank file, a folder, or any checkpoint file."),
-]
-ShownKeys = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="KEY...",
-        show_default=False,
-        autocompletion=complete_keys,
-        help="A name as `tree` has it, its beginning, or a glob.",
-    ),
-]
-FirstSide = Annotated[
-    str, typer.Argument(metavar="A", show_default=False, help="A checkpoint, or a file of digests that --hash wrote.")
-]
-SecondSide = Annotated[
-    str | None,
-    typer.Argument(metavar="[B]", show_default=False, help="Another one; left out with --hash."),
-]
-OtherCheckpoint = Annotated[
-    str | None, typer.Argument(metavar="[OTHER]", show_default=False, help="A checkpoint to compare it with.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for other programs.")]
-SectionName = Annotated[
-    str | None,
-    typer.Option(
-        autocompletion=complete_sections,
-        help="Show one section in full: model, optimizer, scheduler, rng, other, or a section's own name.",
-    ),
-]
-AllRanks = Annotated[bool, typer.Option("--all-ranks", help="Read the structure of every rank, and compare them.")]
-RunFolderPath = Annotated[
-    str, typer.Argument(metavar="DIR", show_default=False, help="The folder of a run, in which its checkpoints are.")
-]
-DeepOfNewest = Annotated[
-    bool, typer.Option("--deep", help="Compare the CRC-32s of the newest too, and of older ones until one is whole.")
-]
+CheckpointPath = Annotated[str, _argument("PATH", "A rank file, a folder, or any checkpoint file.")]
 AnyPaths = Annotated[
     list[str],
-    typer.Argument(
-        metavar="PATH...",
-        show_default=False,
-        help="A checkpoint, as for inspect; or the folder of a run, or a file that cannot be opened.",
-    ),
+    _argument("PATH...", "A checkpoint, as for inspect; or the folder of a run, or a file that cannot be opened."),
 ]
-LoadsInto = Annotated[
-    str | None, typer.Option("--to", metavar="MODEL", help="What it should load into, as match takes it.")
+RunFolderPath = Annotated[str, _argument("DIR", "The folder of a run, in which its checkpoints are.")]
+ShownKeys = Annotated[
+    list[str], _argument("KEY...", "A name as `tree` has it, its beginning, or a glob.", complete_keys)
 ]
-Engine = Annotated[
-    Literal["inert", "torch"],
-    typer.Option(help="inert: names are only names, nothing is run. torch: through torch.load, as a check."),
-]
-Trust = Annotated[
-    bool, typer.Option("--trust", help="With --engine torch: let the file name any class. Runs its code.")
-]
-Deep = Annotated[bool, typer.Option("--deep", help="Read every tensor; compare the CRC-32 that files carry.")]
-DeepAnswers = Annotated[
-    bool, typer.Option("--deep", help="Read every byte: compare checksums, and name values that are worth a look.")
-]
-Private = Annotated[bool, typer.Option("--private", help="Show also values whose names begin with '_'.")]
-Values = Annotated[bool, typer.Option("--values", help="Read every tensor; look for NaN and infinities.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite an output that exists.")]
-ReportFile = Annotated[
-    str, typer.Option("--out", "-o", metavar="FILE", help="The page to write, x.html; - for standard output.")
-]
-WithFigures = Annotated[
-    bool, typer.Option("--values", help="Read every tensor; look for NaN, and put figures of each on the page.")
-]
-Interactive = Annotated[
-    bool,
-    typer.Option("--interactive", help="Let one script in the page sort and filter tables, and link what is related."),
-]
-ManifestFile = Annotated[
-    Path | None,
-    typer.Option(readable=False, help="A JSON that consolidate --manifest wrote: compare every digest in it."),
-]
-Ignored = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Problem codes that do not count, such as CK206,CK105; `ckptools explain CK206` says what one is."
-    ),
-]
-ProblemCodes = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[CODE]...", show_default=False, autocompletion=complete_codes, help="A problem code, such as CK101."
-    ),
-]
+FirstSide = Annotated[str, _argument("A", "A checkpoint, or a file of digests that --hash wrote.")]
+SecondSide = Annotated[str | None, _argument("[B]", "Another one; left out with --hash.")]
+OtherCheckpoint = Annotated[str | None, _argument("[OTHER]", "A checkpoint to compare it with.")]
+ProblemCodes = Annotated[list[str] | None, _argument("[CODE]...", "A problem code, such as CK101.", complete_codes)]

@@ -1,12 +1,13 @@
 """Options of several commands, as dataclasses: each option is declared, explained and given its default once.
 
-They concern opening a checkpoint, selecting keys and rows, the form of the output, and messages beside it. A command's
-parameter annotated with such a dataclass stands for all its fields; for typer and the user, options are flat.
+They concern opening a checkpoint, checks, selecting keys and rows, the form of the output, and messages beside it. A
+command's parameter annotated with such a dataclass stands for all its fields; for typer and the user, options are flat.
+An option of one command is a parameter of its own, whose default `option` makes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass
 from inspect import signature
 from pathlib import Path
@@ -30,10 +31,17 @@ def records_of(command: Callable[..., None]) -> dict[str, type]:
     return {name: record for name, record in named.items() if is_dataclass(record) and isinstance(record, type)}
 
 
+def own_options(command: Callable[..., None]) -> dict[str, Field[Any]]:
+    """Find the parameters of a command that are options by themselves, by name."""
+    defaults = {name: known.default for name, known in signature(command).parameters.items()}
+    return {name: default for name, default in defaults.items() if isinstance(default, Field)}
+
+
 def call(command: Callable[..., None], given: Mapping[str, Any]) -> None:
     """Call a command with flat options, grouped into its dataclasses of options."""
+    defaults = {name: known.default for name, known in own_options(command).items()}
     own = {name: given[name] for name in signature(command).parameters if name in given}
-    command(**own, **{name: fill(record, given) for name, record in records_of(command).items()})
+    command(**defaults | own, **{name: fill(record, given) for name, record in records_of(command).items()})
 
 
 def fill(record: type[Record], given: Mapping[str, Any]) -> Record:
@@ -49,21 +57,15 @@ def fill(record: type[Record], given: Mapping[str, Any]) -> Record:
 
 def flags_of(command: Callable[..., None]) -> dict[str, str]:
     """Map every spelling of a command's boolean flags to the option that it sets."""
-    found = {flag(name): name for name, known in signature(command).parameters.items() if known.default is False}
-    for record in (*records_of(command).values(), OutputOptions):
-        off = [known for known in fields(record) if known.default is False]
-        found |= {word: known.name for known in off for word in spellings(known)}
-    return found
+    records = (*records_of(command).values(), OutputOptions)
+    options = own_options(command) | {known.name: known for record in records for known in fields(record)}
+    off = {name: known for name, known in options.items() if known.default is False}
+    return {word: name for name, known in off.items() for word in spellings(name, known)}
 
 
-def spellings(known: Field[Any]) -> list[str]:
-    """List the spellings of the option for a field."""
-    return str(known.metadata["flag"] or flag(known.name)).split()
-
-
-def flag(name: str) -> str:
-    """Spell an option as usual: `--all-ranks` for `all_ranks`."""
-    return "--" + name.replace("_", "-")
+def spellings(name: str, known: Field[Any]) -> list[str]:
+    """List the spellings of an option: `--all-ranks` for `all_ranks`, unless others are declared."""
+    return str(known.metadata["flag"] or f"--{name.replace('_', '-')}").split()
 
 
 # -- opening -----------------------------------------------------------------------------------------------------------
@@ -114,6 +116,23 @@ class RunOptions(OpeningOptions):
         return {name: value for name, value in vars(self).items() if name not in ("ranks", "only_this_file")}
 
 
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CheckOptions:
+    """Options for the checks of a checkpoint, which are arguments of the function `verify`."""
+
+    deep: bool = option(False, "Read every tensor; compare the CRC-32 that files carry.")
+    values: bool = option(False, "Read every tensor; look for NaN and infinities.")
+    manifest: Path | None = option(None, "A JSON that consolidate --manifest wrote: compare every digest in it.")
+    ignore: Sequence[str] = option(
+        (),
+        "Problem codes that do not count, such as CK206,CK105; `ckptools explain CK206` says what one is.",
+        typed=list[str],
+    )
+
+
 # -- keys and rows -----------------------------------------------------------------------------------------------------
 
 
@@ -162,10 +181,16 @@ class RowOptions:
 
 
 @dataclass(frozen=True)
-class TableOptions:
-    """Options for the output of a record that is more than rows."""
+class JsonOptions:
+    """The option for output that is text or JSON."""
 
     json: bool = option(False, "Print one JSON object for other programs.")
+
+
+@dataclass(frozen=True)
+class TableOptions(JsonOptions):
+    """Options for the output of a record that is more than rows."""
+
     jsonl = False
     table_format: str | None = option(
         None, "Print the rows alone, as a github, tsv, latex, html or other table of tabulate.", metavar="FORMAT"

@@ -6,14 +6,14 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Annotated, Any, get_type_hints
 
 import typer
 import typer.core
 
 from ckptools.cli import arguments
-from ckptools.cli.options import OutputOptions, records_of, spellings
+from ckptools.cli.options import OutputOptions, own_options, records_of, spellings
 from ckptools.cli.printing import show
 from ckptools.cli.running import one_line_errors
 from ckptools.cli.versions import version_line
@@ -104,10 +104,12 @@ def _flattened(function: Callable[..., None]) -> Callable[..., None]:
 def flat_parameters(command: Callable[..., None]) -> Iterator[inspect.Parameter]:
     """Yield a parameter for each option of a command, as typer expects it."""
     hints = get_type_hints(command, {**vars(arguments), **command.__globals__}, include_extras=True)
-    records = records_of(command)
+    records, options = records_of(command), own_options(command)
     for name, parameter in inspect.signature(command).parameters.items():
         if name in records:
             yield from parameters(records[name])
+        elif name in options:
+            yield _parameter(name, options[name], hints[name])
         else:
             yield parameter.replace(annotation=hints[name], kind=parameter.KEYWORD_ONLY)
 
@@ -119,18 +121,17 @@ def parameters(record: type) -> Iterator[inspect.Parameter]:
         if is_dataclass(hints[field.name]):
             yield from parameters(hints[field.name])
         elif "help" in field.metadata:
-            yield _parameter(field, field.metadata["typed"] or hints[field.name])
+            yield _parameter(field.name, field, field.metadata["typed"] or hints[field.name])
 
 
-def _parameter(field: Field[Any], kind: Any) -> inspect.Parameter:
-    words = spellings(field)
+def _parameter(name: str, field: Field[Any], kind: Any) -> inspect.Parameter:
+    words = spellings(name, field)
     if kind is bool and field.default:
         words = [f"{words[0]}/--no-{words[0][2:]}"]
-    description = {name: field.metadata[name] for name in ("help", "hidden", "metavar")}
+    description = {word: field.metadata[word] for word in ("help", "hidden", "metavar")}
     complete = {"keys": arguments.complete_keys, "sections": arguments.complete_sections}
     completing = complete.get(field.metadata["completed"])
     # ckptools reports unreadable paths itself, with exit code 3 in place of typer's 2.
     option = typer.Option(*words, readable=False, autocompletion=completing, **description)
-    return inspect.Parameter(
-        field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=Annotated[kind, option]
-    )
+    default = inspect.Parameter.empty if field.default is MISSING else field.default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])

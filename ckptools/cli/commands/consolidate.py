@@ -3,44 +3,36 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import MISSING
+from typing import TYPE_CHECKING
 
-import typer
-
-from ckptools.cli.arguments import AsJson, CheckpointPaths
-from ckptools.cli.options import OpeningOptions
-from ckptools.cli.printing import Printing, answered_in_json, opened, say, screen, show
+from ckptools.cli.options import JsonOptions, OpeningOptions
+from ckptools.cli.printing import Printing, ProgressLine, answered_in_json, opened, say, screen, show
 from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.display.screen import mark_of
 from ckptools.display.tables import wrapped
 from ckptools.errors import UsageError
+from ckptools.option import option
 from ckptools.text import encodable, printable
 
 if TYPE_CHECKING:
+    from ckptools.cli.arguments import CheckpointPaths
     from ckptools.consolidate.record import Consolidated
-
-Out = Annotated[
-    str,
-    typer.Option(
-        "--out",
-        "-o",
-        metavar="PATH",
-        help="What to write: .pt, .safetensors or .dcp (a folder) says how; DIR/ gets model.safetensors in it. "
-        "Also a URL: s3://, gs://, az://.",
-    ),
-]
-
-
-Copies = Annotated[bool, typer.Option("--copies", help="With --dry-run: print every copy of bytes.")]
 
 
 def consolidate(
     paths: CheckpointPaths,
-    out: Out,
-    how: ConsolidateOptions,
-    copies: Copies = False,
-    json: AsJson = False,
     *,
+    out: str = option(
+        MISSING,
+        "What to write: .pt, .safetensors or .dcp (a folder) says how; DIR/ gets model.safetensors in it. "
+        "Also a URL: s3://, gs://, az://.",
+        flag="--out -o",
+        metavar="PATH",
+    ),
+    how: ConsolidateOptions,
+    copies: bool = option(False, "With --dry-run: print every copy of bytes."),
+    form: JsonOptions,
     opening: OpeningOptions,
 ) -> None:
     """Write full tensors into a .pt, .safetensors or DCP.
@@ -50,19 +42,18 @@ def consolidate(
     Exit code: 0 written, 2 usage, 3 unreadable, or the output cannot be written, 4 refused: not whole, damaged, an
     output that exists, or too large for the disk.
     """
-    from ckptools.cli.printing import ProgressLine
     from ckptools.consolidate import record
     from ckptools.consolidate.run import consolidate as run
 
     if copies and not how.dry_run:
         raise UsageError(None, "--copies prints the copies of a plan; it needs --dry-run")
-    if copies and json:
+    if copies and form.json:
         raise UsageError(None, "--copies prints a table, and --json has the place of each key: give one of them")
-    with answered_in_json(json, "ckptools/consolidate/1", "", paths):
+    with answered_in_json(form.json, "ckptools/consolidate/1", "", paths):
         checkpoint = opened(paths, opening)
         with ProgressLine() as line:
             done = run(checkpoint, out, how, line, line.expect)
-    if json:
+    if form.json:
         show(record.consolidation_json(checkpoint.path, done))
     else:
         _tell(done, copies)

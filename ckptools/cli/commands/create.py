@@ -14,6 +14,7 @@ from ckptools.cli.printing import Ending, remark, show
 from ckptools.cli.running import is_a_rank
 from ckptools.cluster.environment import NEEDED, READ, ProcessInfo, Variables, derive
 from ckptools.errors import UsageError
+from ckptools.option import option
 from ckptools.text import size
 from ckptools.training.options import CreateOptions
 
@@ -29,14 +30,14 @@ _NUMBER = re.compile(r"\d+")
 Out = Annotated[
     Path | None, typer.Argument(readable=False, metavar="OUT", show_default=False, help="Folder for the checkpoint.")
 ]
-Backends = Annotated[bool, typer.Option("--backends", help="Only say which backends this machine has, and why not.")]
-ExplainEnv = Annotated[
-    bool, typer.Option("--explain-env", help="Only say what launchers and schedulers have set here, and what follows.")
-]
 
 
 def create(
-    out: Out = None, backends: Backends = False, explain_env: ExplainEnv = False, *, options: CreateOptions
+    out: Out = None,
+    *,
+    backends: bool = option(False, "Only say which backends this machine has, and why not."),
+    explain_env: bool = option(False, "Only say what launchers and schedulers have set here, and what follows."),
+    options: CreateOptions,
 ) -> None:
     """Train a small transformer and save a real checkpoint.
 

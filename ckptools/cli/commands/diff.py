@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.cli.options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
-from ckptools.cli.printing import answered_in_json, arranged, opened, remark, show_answer
+from ckptools.cli.printing import ProgressLine, answered_in_json, arranged, opened, remark, show_answer
 from ckptools.errors import UsageError
 from ckptools.files.opening import path_of
 from ckptools.option import option
@@ -65,7 +65,6 @@ def diff(
 def _compared(
     a: str, b: str, how: ComparisonOptions, selection: SelectionOptions, opening: OpeningOptions
 ) -> Difference:
-    from ckptools.cli.printing import ProgressLine
     from ckptools.diff.compare import Wanted, compare
 
     wanted = Wanted(how.values, how.rtol, how.atol, how.every_byte, selection.selection, opening.jobs)
@@ -117,7 +116,6 @@ def _write_digests(
             "--hash FILE writes digests of every key, and prints no answer: it takes no --json or the "
             "like, and no --filter, --exclude or --section",
         )
-    from ckptools.cli.printing import ProgressLine
     from ckptools.diff.digest_file import write_digest_file
 
     checkpoint = opened([path], opening)

@@ -5,14 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptools.cli.options import AnswerOptions, OpeningOptions
-from ckptools.cli.printing import answered_in_json, say, show_answer
+from ckptools.cli.printing import CountLine, ProgressLine, answered_in_json, say, show_answer
+from ckptools.option import option
 
 if TYPE_CHECKING:
-    from ckptools.cli.arguments import AnyPaths, DeepAnswers, LoadsInto
+    from ckptools.cli.arguments import AnyPaths
 
 
 def doctor(
-    paths: AnyPaths, to: LoadsInto = None, deep: DeepAnswers = False, *, form: AnswerOptions, opening: OpeningOptions
+    paths: AnyPaths,
+    *,
+    to: str | None = option(None, "What it should load into, as match takes it.", metavar="MODEL"),
+    deep: bool = option(False, "Read every byte: compare checksums, and name values that are worth a look."),
+    form: AnswerOptions,
+    opening: OpeningOptions,
 ) -> None:
     """Answer the first questions about a checkpoint in one go.
 
@@ -22,7 +28,6 @@ def doctor(
 
     Exit code: 0 nothing is wrong (warnings may be shown), 1 something is, 2 usage, 3 it cannot be opened.
     """
-    from ckptools.cli.printing import CountLine, ProgressLine
     from ckptools.doctor.examination import examined as examine
 
     counted, read = CountLine("looked into", "checkpoint"), ProgressLine()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from ckptools.cli.options import JsonOptions
 from ckptools.cli.printing import screen, show
 
 if TYPE_CHECKING:
-    from ckptools.cli.arguments import AsJson, ProblemCodes
+    from ckptools.cli.arguments import ProblemCodes
 
 
-def explain(codes: ProblemCodes = None, json: AsJson = False) -> None:
+def explain(codes: ProblemCodes = None, *, form: JsonOptions) -> None:
     """Say what a problem code means, and what to do.
 
     What is wrong, what causes it, and what helps. Without a code, all codes are listed.
@@ -19,7 +20,7 @@ def explain(codes: ProblemCodes = None, json: AsJson = False) -> None:
     from ckptools.explain import explanation, explanations, list_text, pages_json, pages_text
 
     pages = [explanation(code) for code in codes] if codes else explanations()
-    if json:
+    if form.json:
         show(pages_json(pages))
     else:
         show(pages_text(pages, screen(sys.stdout)) if codes else list_text(pages))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ckptools.cli.arguments import AsJson
+from ckptools.cli.options import JsonOptions
 from ckptools.cli.printing import screen, show
 from ckptools.display.screen import Screen, painted
 from ckptools.display.tables import wrapped
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ckptools.consolidate.writers import Writer
 
 
-def formats(json: AsJson = False) -> None:
+def formats(*, form: JsonOptions) -> None:
     """List the formats that are read and written.
 
     In the order in which they are tried, with the writers on whose checkpoints each was tested. Other packages can add
@@ -25,7 +25,7 @@ def formats(json: AsJson = False) -> None:
     from ckptools.consolidate.writers import WRITERS
 
     read = (*formats_from_outside(), *FORMATS)
-    show(_as_json(read, WRITERS) if json else _as_text(read, WRITERS, screen()))
+    show(_as_json(read, WRITERS) if form.json else _as_text(read, WRITERS, screen()))
 
 
 def _as_text(read: Sequence[Format], written: Sequence[Writer], screen: Screen) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ckptools.cli.options import OpeningOptions, TableOptions
 from ckptools.cli.printing import Printing, answered_in_json, opened, remark, remark_private, screen, show
 from ckptools.errors import UsageError
+from ckptools.option import option
 from ckptools.text import encodable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptools.cli.arguments import AllRanks, CheckpointPaths, Engine, Private, SectionName, Trust
+    from ckptools.cli.arguments import CheckpointPaths
     from ckptools.formats.options import Reader
     from ckptools.inspect.record import Report
     from ckptools.inspect.sections import Detail
@@ -21,12 +22,18 @@ if TYPE_CHECKING:
 
 def inspect(
     paths: CheckpointPaths,
-    section: SectionName = None,
-    all_ranks: AllRanks = False,
-    engine: Engine = "inert",
-    trust: Trust = False,
-    private: Private = False,
     *,
+    section: str | None = option(
+        None,
+        "Show one section in full: model, optimizer, scheduler, rng, other, or a section's own name.",
+        completed="sections",
+    ),
+    all_ranks: bool = option(False, "Read the structure of every rank, and compare them."),
+    engine: Literal["inert", "torch"] = option(
+        "inert", "inert: names are only names, nothing is run. torch: through torch.load, as a check."
+    ),
+    trust: bool = option(False, "With --engine torch: let the file name any class. Runs its code."),
+    private: bool = option(False, "Show also values whose names begin with '_'."),
     form: TableOptions,
     opening: OpeningOptions,
 ) -> None:

@@ -6,17 +6,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptools.cli.options import AnswerOptions, RowOptions, RunOptions
-from ckptools.cli.printing import answered_in_json, arranged, remark, say, show_answer
+from ckptools.cli.printing import CountLine, answered_in_json, arranged, remark, say, show_answer
+from ckptools.option import option
 
 if TYPE_CHECKING:
-    from ckptools.cli.arguments import DeepOfNewest, RunFolderPath
+    from ckptools.cli.arguments import RunFolderPath
     from ckptools.ls.record import RunFolder
 
 
 def ls(
     folder: RunFolderPath,
-    deep: DeepOfNewest = False,
     *,
+    deep: bool = option(False, "Compare the CRC-32s of the newest too, and of older ones until one is whole."),
     rows: RowOptions,
     form: AnswerOptions,
     opening: RunOptions,
@@ -28,7 +29,6 @@ def ls(
     Exit code: 0 no checkpoint is known to be broken, 1 one is, or a tracker such as `latest` names none that is whole,
     2 usage, 3 no checkpoint found, or none can be opened.
     """
-    from ckptools.cli.printing import CountLine
     from ckptools.ls.rows import checkpoints_in
 
     with answered_in_json(form.json, "ckptools/ls/1", "ok", [folder]), CountLine("looked into", "checkpoint") as line:

@@ -2,51 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import MISSING, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from ckptools.cli.arguments import CheckpointPaths
 from ckptools.cli.options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
 from ckptools.cli.printing import answered_in_json, arranged, opened, remark, show_answer
+from ckptools.option import option
 from ckptools.text import plural, printable
 
 if TYPE_CHECKING:
+    from ckptools.cli.arguments import CheckpointPaths
     from ckptools.match.record import Match
-
-To = Annotated[
-    str,
-    typer.Option(
-        "--to",
-        metavar="MODEL",
-        help="What it should load into: another checkpoint, a .safetensors or its index, a Hugging Face config.json, a"
-        " JSON of name to shape, or package.module:function, which is imported and called without arguments.",
-    ),
-]
-WriteMap = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="Write the renames, old name to new, for consolidate --map."),
-]
-
-WithOptimizer = Annotated[
-    bool,
-    typer.Option("--optimizer", help="Will it resume? --to returns (model, optimizer): compare groups and state too."),
-]
-WorldSize = Annotated[
-    int | None,
-    typer.Option("--world-size", metavar="N", help="Will it resume on N ranks? Random states, files and torch too."),
-]
 
 
 def match(
     paths: CheckpointPaths,
-    to: To,
-    write_map: WriteMap = None,
-    optimizer: WithOptimizer = False,
-    world_size: WorldSize = None,
     *,
+    to: str = option(
+        MISSING,
+        "What it should load into: another checkpoint, a .safetensors or its index, a Hugging Face config.json, a"
+        " JSON of name to shape, or package.module:function, which is imported and called without arguments.",
+        metavar="MODEL",
+    ),
+    write_map: Path | None = option(None, "Write the renames, old name to new, for consolidate --map.", metavar="FILE"),
+    optimizer: bool = option(False, "Will it resume? --to returns (model, optimizer): compare groups and state too."),
+    world_size: int | None = option(
+        None, "Will it resume on N ranks? Random states, files and torch too.", metavar="N"
+    ),
     selection: SelectionOptions,
     rows: RowOptions,
     form: AnswerOptions,

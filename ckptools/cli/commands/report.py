@@ -4,42 +4,38 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ckptools.cli.options import OpeningOptions
-from ckptools.cli.printing import opened, remark, screen, show
+from ckptools.cli.options import CheckOptions, OpeningOptions
+from ckptools.cli.printing import ProgressLine, opened, remark, screen, show
 from ckptools.errors import CkptoolsError, ReadError
+from ckptools.option import option
 from ckptools.text import encodable, printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ckptools.cli.arguments import (
-        CheckpointPaths,
-        Deep,
-        Force,
-        Ignored,
-        Interactive,
-        ManifestFile,
-        ReportFile,
-        WithFigures,
-    )
-    from ckptools.model.checkpoint import Checkpoint
+    from ckptools.cli.arguments import CheckpointPaths
 
 STDOUT = "-"
 
 
+@dataclass(frozen=True)
+class ReportedChecks(CheckOptions):
+    """Options for the checks that a report shows."""
+
+    values: bool = option(False, "Read every tensor; look for NaN, and put figures of each on the page.")
+
+
 def report(
     paths: CheckpointPaths,
-    out: ReportFile,
-    deep: Deep = False,
-    values: WithFigures = False,
-    manifest: ManifestFile = None,
-    ignore: Ignored = None,
-    force: Force = False,
-    interactive: Interactive = False,
     *,
+    out: str = option(MISSING, "The page to write, x.html; - for standard output.", flag="--out -o", metavar="FILE"),
+    checks: ReportedChecks,
+    force: bool = option(False, "Overwrite an output that exists."),
+    interactive: bool = option(False, "Let one script in the page sort and filter tables, and link what is related."),
     opening: OpeningOptions,
 ) -> None:
     """Write a page of HTML about a checkpoint, to mail or keep.
@@ -51,7 +47,7 @@ def report(
     Exit code: that of verify. 0 no check failed, 1 a check failed (the page is written), 2 usage, 3 unreadable, 4 the
     page would overwrite something.
     """
-    from ckptools.report.html import check_place
+    from ckptools.report.html import check_place, findings, outcome_lines, report_page, write_report
 
     if out != STDOUT:
         check_place(Path(out), force)
@@ -59,28 +55,13 @@ def report(
         checkpoint = opened(paths, opening)
     except ReadError as error:
         raise _reported(error, paths, out, force, opening) from error
-    how: dict[str, Any] = {
-        "deep": deep,
-        "values": values,
-        "manifest": manifest,
-        "ignore": ignore or (),
-        "jobs": opening.jobs,
-    }
-    _write(checkpoint, out, force, interactive, **how)
-
-
-def _write(checkpoint: Checkpoint, out: str, force: bool, interactive: bool, *, values: bool, **how: Any) -> None:
-    """Write the page, and print its first lines; `how` are options of `verify`."""
-    from ckptools.cli.printing import ProgressLine
-    from ckptools.report.html import findings, outcome_lines, report_page, write_report
-
     total = sum(f.nbytes for f in checkpoint.files)
-    with ProgressLine(total * 2 if values else total) as line:
+    with ProgressLine(total * 2 if checks.values else total) as line:
+        how = {**vars(checks), "jobs": opening.jobs, "progress": line}
         if out == STDOUT:
-            found = findings(checkpoint, values=values, progress=line, **how)
+            found = findings(checkpoint, **how)
         else:
-            own = {"force": force, "interactive": interactive}
-            found = write_report(checkpoint, out, **own, values=values, progress=line, **how)
+            found = write_report(checkpoint, out, force=force, interactive=interactive, **how)
     if out == STDOUT:
         show(report_page(found, interactive).rstrip("\n"))
         remark("\n".join(outcome_lines(found, screen(sys.stderr))))

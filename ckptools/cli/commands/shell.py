@@ -9,23 +9,24 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from ckptools.cli.arguments import CheckpointPaths
 from ckptools.cli.options import OpeningOptions
 from ckptools.cli.printing import remark
 from ckptools.errors import ReadError, RefusedError
+from ckptools.option import option
 
-Command = Annotated[
-    str | None,
-    typer.Option("--command", "-c", help="Run this and leave; prints an expression.", show_default=False),
-]
-Trust = Annotated[bool, typer.Option("--trust", help="Run whatever code the file names. Only if you trust it.")]
+if TYPE_CHECKING:
+    from ckptools.cli.arguments import CheckpointPaths
 
 
-def shell(paths: CheckpointPaths, command: Command = None, trust: Trust = False, *, opening: OpeningOptions) -> None:
+def shell(
+    paths: CheckpointPaths,
+    *,
+    command: str | None = option(None, "Run this and leave; prints an expression.", flag="--command -c"),
+    trust: bool = option(False, "Run whatever code the file names. Only if you trust it."),
+    opening: OpeningOptions,
+) -> None:
     """Open a Python prompt with a checkpoint opened.
 
     `ck` is the opened checkpoint. If PATH is a single torch.save file with only allow-listed classes, `shard` is its

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckptools.cli.options import AnswerOptions, OpeningOptions
@@ -12,26 +11,19 @@ from ckptools.option import option
 from ckptools.text import plural
 
 if TYPE_CHECKING:
-    from ckptools.cli.arguments import CheckpointPath, Private, ShownKeys
-
-
-@dataclass(frozen=True)
-class ShowOptions:
-    """Options for the data that is shown of a key."""
-
-    values: str | None = option(
-        None, "Print the elements of a slice, such as '0:4,:8'; only their bytes are read.", metavar="SLICE"
-    )
-    all_ranks: bool = option(False, "Read every rank, also of more than 64 for what all ranks should share.")
-    limit: int | None = option(None, "Show this many rows of a table; 0 for all. [default: what fits a terminal]")
+    from ckptools.cli.arguments import CheckpointPath, ShownKeys
 
 
 def show(
     path: CheckpointPath,
     keys: ShownKeys,
-    what: ShowOptions,
-    private: Private = False,
     *,
+    values: str | None = option(
+        None, "Print the elements of a slice, such as '0:4,:8'; only their bytes are read.", metavar="SLICE"
+    ),
+    all_ranks: bool = option(False, "Read every rank, also of more than 64 for what all ranks should share."),
+    limit: int | None = option(None, "Show this many rows of a table; 0 for all. [default: what fits a terminal]"),
+    private: bool = option(False, "Show also values whose names begin with '_'."),
     form: AnswerOptions,
     opening: OpeningOptions,
 ) -> None:
@@ -47,13 +39,13 @@ def show(
     from ckptools.contents.text import shown_text
 
     with answered_in_json(form.json, "ckptools/show/1", "rows", [path]):
-        if what.limit is not None and what.limit < 0:
-            raise UsageError(None, f"--limit {what.limit}: 0 is for all")
+        if limit is not None and limit < 0:
+            raise UsageError(None, f"--limit {limit}: 0 is for all")
         checkpoint = opened([path], opening, all_ranks=False)
         every = None if checkpoint.all_ranks else lambda: opened([path], opening, all_ranks=True)
-        found = shown_at(checkpoint, keys, what.values, private, what.all_ranks, every)
+        found = shown_at(checkpoint, keys, values, private, all_ranks, every)
 
-    show_answer(form, "show", found, found.rows, shown_text, what.limit)
+    show_answer(form, "show", found, found.rows, shown_text, limit)
     if not (found.rows or found.private):
         remark("it has no keys")
     remark_private(found.private)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ckptools.cli.options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
-from ckptools.cli.printing import answered_in_json, arranged, opened, remark, show_answer
+from ckptools.cli.printing import ProgressLine, answered_in_json, arranged, opened, remark, show_answer
 from ckptools.errors import ReadError, UsageError
 from ckptools.option import option
 from ckptools.text import duration, plural, size
@@ -72,7 +72,6 @@ def stats(
 
 
 def _found(checkpoint: Checkpoint, selection: Selection, wanted: FigureOptions, jobs: int | None) -> Statistics[Any]:
-    from ckptools.cli.printing import ProgressLine
     from ckptools.stats import figures as adam
     from ckptools.stats import figures as dead
     from ckptools.stats.figures import statistics

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptools.cli.options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
@@ -12,25 +12,18 @@ from ckptools.errors import UsageError
 from ckptools.option import option
 
 if TYPE_CHECKING:
-    from ckptools.cli.arguments import AllRanks, CheckpointPaths, Private
+    from ckptools.cli.arguments import CheckpointPaths
     from ckptools.contents.record import Keys
     from ckptools.display.screen import Screen
 
 
-@dataclass(frozen=True)
-class TreeOptions:
-    """Options for drawing the tree; --json, --jsonl and --table-format ignore them and have a row for every key."""
-
-    expand: bool = option(False, "Show each layer, also where many are the same.")
-    depth: int | None = option(None, "Show this many levels; that of the sections is the first.")
-
-
 def tree(
     paths: CheckpointPaths,
-    drawing: TreeOptions,
-    all_ranks: AllRanks = False,
-    private: Private = False,
     *,
+    expand: bool = option(False, "Show each layer, also where many are the same."),
+    depth: int | None = option(None, "Show this many levels; that of the sections is the first."),
+    all_ranks: bool = option(False, "Read the structure of every rank, and compare them."),
+    private: bool = option(False, "Show also values whose names begin with '_'."),
     selection: SelectionOptions,
     rows: RowOptions,
     form: AnswerOptions,
@@ -46,8 +39,8 @@ def tree(
     from ckptools.contents.tree import keys_of
     from ckptools.display.next_command import quoted
 
-    if drawing.depth is not None and drawing.depth < 1:
-        raise UsageError(None, f"--depth {drawing.depth}: the sections are level 1, so that 1 is the least")
+    if depth is not None and depth < 1:
+        raise UsageError(None, f"--depth {depth}: the sections are level 1, so that 1 is the least")
     with answered_in_json(form.json, "ckptools/tree/1", "whole", paths):
         checkpoint = opened(paths, opening, all_ranks)
         keys = keys_of(checkpoint, selection.selection, private)
@@ -57,7 +50,7 @@ def tree(
     def text(found: Keys, screen: Screen) -> str:
         from ckptools.contents.text import TreeForm, glyphs, tree_text
 
-        drawn = TreeForm(drawing.expand, drawing.depth, rows.limit, glyphs(sys.stdout.encoding))
+        drawn = TreeForm(expand, depth, rows.limit, glyphs(sys.stdout.encoding))
         return tree_text(found, drawn, screen)
 
     show_answer(form, "tree", keys, keys.rows, text)

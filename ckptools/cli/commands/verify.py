@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ckptools.cli.options import OpeningOptions, TableOptions
-from ckptools.cli.printing import answered_in_json, opened, show, show_answer
+from ckptools.cli.options import CheckOptions, OpeningOptions, TableOptions
+from ckptools.cli.printing import ProgressLine, answered_in_json, opened, show, show_answer
 
 if TYPE_CHECKING:
-    from ckptools.cli.arguments import CheckpointPaths, Deep, Ignored, ManifestFile, Values
+    from ckptools.cli.arguments import CheckpointPaths
 
 
 def verify(
     paths: CheckpointPaths,
-    deep: Deep = False,
-    values: Values = False,
-    manifest: ManifestFile = None,
-    ignore: Ignored = None,
     *,
+    checks: CheckOptions,
     form: TableOptions,
     opening: OpeningOptions,
 ) -> None:
@@ -28,7 +25,6 @@ def verify(
 
     Exit code: 0 no check failed (warnings may be shown), 1 a check failed, 3 unreadable.
     """
-    from ckptools.cli.printing import ProgressLine
     from ckptools.model.tree import tensors_in
     from ckptools.verify.record import verification_json
     from ckptools.verify.run import verify as check
@@ -36,18 +32,10 @@ def verify(
 
     with answered_in_json(form.json, "ckptools/verify/1", "ok", paths):
         checkpoint = opened(paths, opening)
-    total = bytes_to_read(checkpoint, deep, values)
-    total += sum(tensor.nbytes for _, tensor in tensors_in(checkpoint.tree)) if manifest else 0
+    total = bytes_to_read(checkpoint, checks.deep, checks.values)
+    total += sum(tensor.nbytes for _, tensor in tensors_in(checkpoint.tree)) if checks.manifest else 0
     with ProgressLine(total) as line:
-        found = check(
-            checkpoint,
-            deep=deep,
-            values=values,
-            manifest=manifest,
-            ignore=ignore or (),
-            jobs=opening.jobs,
-            progress=line,
-        )
+        found = check(checkpoint, **vars(checks), jobs=opening.jobs, progress=line)
     if form.json:
         show(verification_json(found))
     else:
