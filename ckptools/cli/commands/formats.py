@@ -45,10 +45,8 @@ def _as_text(read: Sequence[Format], written: Sequence[Writer], screen: Screen) 
 
 def _tried(known: Format) -> str:
     """List the writers with which a format was tested, in one line; empty if the format does not state them."""
-    of_their_own = [f"tried on {', '.join(known.TRIED)}"] if known.TRIED else []
-    return "; ".join(
-        [*of_their_own, *([f"on files made by hand: {', '.join(known.BY_HAND)}"] if known.BY_HAND else [])]
-    )
+    said = (("tried on ", known.TRIED), ("on files made by hand: ", known.BY_HAND))
+    return "; ".join(words + ", ".join(writers) for words, writers in said if writers)
 
 
 def _as_json(read: Sequence[Format], written: Sequence[Writer]) -> str:

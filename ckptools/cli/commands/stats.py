@@ -72,19 +72,17 @@ def stats(
 
 
 def _found(checkpoint: Checkpoint, selection: Selection, wanted: FigureOptions, jobs: int | None) -> Statistics[Any]:
-    from ckptools.stats import figures as adam
-    from ckptools.stats import figures as dead
-    from ckptools.stats.figures import statistics
+    from ckptools.stats.figures import dead_rows, matrices, moments, pairs_of, statistics
     from ckptools.stats.passes import parts_of
 
     if wanted.moments:
-        pairs = adam.pairs_of(checkpoint, selection)
+        pairs = pairs_of(checkpoint, selection)
         with ProgressLine(sum(pair.nbytes for pair in pairs) * 3 // 2) as line:
-            return adam.moments(checkpoint, pairs, jobs, line)
+            return moments(checkpoint, pairs, jobs, line)
     if wanted.dead_rows:
-        entries = dead.matrices(checkpoint, selection)
+        entries = matrices(checkpoint, selection)
         with ProgressLine(sum(entry.value.nbytes for entry in entries) * 2) as line:
-            return dead.dead_rows(checkpoint, entries, jobs, line)
+            return dead_rows(checkpoint, entries, jobs, line)
     parts = parts_of(checkpoint, selection, wanted.per_rank)
     with ProgressLine(sum(part.nbytes for part in parts) * (2 if wanted.hist else 1)) as line:
         return statistics(checkpoint.path, parts, wanted.hist, jobs, line)
