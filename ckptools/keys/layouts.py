@@ -374,14 +374,12 @@ class Recognised:
         prefix: prefix of every name, apart from wrappers.
         placed: tensors of the layout, by their name in the state dict.
         recomputed: buffers that a model computes anew.
-        unknown: names that the layout does not have.
     """
 
     layout: NamedLayout
     prefix: str
     placed: Mapping[str, Placed] = field(repr=False)
     recomputed: Sequence[str] = ()
-    unknown: Sequence[str] = ()
 
 
 def recognise(names: Collection[str], sizes: Sizes, layouts: Iterable[NamedLayout] = LAYOUTS) -> Recognised:
@@ -399,18 +397,14 @@ def _prefixes(layout: NamedLayout, bare: Mapping[str, str]) -> list[str]:
 
 
 def _in_layout(layout: NamedLayout, prefix: str, bare: Mapping[str, str], sizes: Sizes) -> Recognised:
-    placed, recomputed, unknown = dict[str, Placed](), list[str](), list[str]()
-    table = _table(layout)
+    placed, recomputed, table = dict[str, Placed](), list[str](), _table(layout)
     for name, short in bare.items():
-        rest = short.removeprefix(prefix) if short.startswith(prefix) else short
-        found = _place(table, rest, sizes)
-        if found is not None and short.startswith(prefix):
+        found = _place(table, short[len(prefix) :], sizes) if short.startswith(prefix) else None
+        if found is not None:
             placed[name] = found
-        elif rest.endswith(layout.recomputed):
+        elif short.removeprefix(prefix).endswith(layout.recomputed):
             recomputed.append(name)
-        else:
-            unknown.append(name)
-    return Recognised(layout, prefix, placed, recomputed, unknown)
+    return Recognised(layout, prefix, placed, recomputed)
 
 
 _NUMBERS = re.compile(r"\d+")
