@@ -54,41 +54,61 @@ MASTERS = (
 
 PLAIN_DCP = "without it the folder is a plain DCP, whose values are right under the names that are stored"
 
-EXCEPTIONS: tuple[Unknowable, ...] = (
-    Unknowable("composer-0.16.4-torch2.0.1-elastic-w4", r"flipped .*/\.metadata ", METADATA),
-    Unknowable("hf-llama-safetensors-bf16|dcp-hf", r"flipped .*\.safetensors ", SAFETENSORS),
-    Unknowable("verl-", "another step .*/model_world_size", NO_STEP),
-    Unknowable("(dcp-multifile|dcp-objects)/", r"another step .*\.distcp", NO_STEP),
-    Unknowable("torch1.13.1-fsdp1-sharded-dcp", r"another step .*\.distcp", NO_STEP),
-    Unknowable("composer-0.16.4-torch2.0.1-elastic-w4", r"another step .*\.distcp", NO_STEP),
-    Unknowable("(accelerate|torchao-fsdp2-adamw8bit)", r"another step .*\.distcp", NO_STEP),
-    Unknowable("megatron-tp2pp2-fp32/ckpt", r"another step .*\.distcp", NO_STEP),
-    Unknowable(
-        "megatron-(tp2pp2-fp32|tp2dp2-distopt|core0.20-ep2dp2-dpr)/ckpt", r"deleted .*/metadata\.json", PLAIN_DCP
-    ),
-    Unknowable("lightning-fabric-fsdp2", r"another step .*/meta\.pt", NO_STEP),
-    Unknowable("hf-gpt2-bin-tied-fp32", r"another step .*\.bin", NO_STEP),
-    Unknowable("accelerate-fsdp2", "another step .*/(random_states|custom_checkpoint)", NO_STEP),
-    Unknowable("accelerate-fsdp2", r"deleted .*/scheduler\.bin", OPTIONAL),
-    Unknowable("torchsnapshot-fsdp1", r"flipped .*/batched/", SNAPSHOT),
-    Unknowable("torch-checkpointing-st-fsdp2", r"flipped .*\.safetensors ", SAFETENSORS),
-    Unknowable("torch-checkpointing-st-fsdp2", r"swapped .*/model_\d\.safetensors", NO_RANK),
-    Unknowable("torch-checkpointing-st-fsdp2", r"copied .*/model_\d\.safetensors", EQUAL),
-    Unknowable("nemo-automodel-fsdp2", r"flipped .*/\.metadata ", METADATA),
-    Unknowable("nemo-automodel-fsdp2", r"another step .*(\.distcp|_rank_\d\.pt|step_scheduler\.pt)", NO_STEP),
-    Unknowable("nemo-automodel-fsdp2", r"deleted .*/(losses\.json|step_scheduler\.pt)", OPTIONAL),
-    Unknowable("composite-dcp-", r"another step .*(/model/.*\.distcp|_rank_\d\.pt|scheduler\.pt)", NO_STEP),
-    Unknowable("composite-dcp-", r"deleted .*/train_state\.json", NO_LIST),
-    Unknowable("composite-dcp-", r"flipped .*/train_state\.json ", JSON),
-    Unknowable("bytecheckpoint-", r"flipped .*\.distcp ", BARE),
-    Unknowable("nanotron-", r"flipped .*\.safetensors ", SAFETENSORS),
-    Unknowable("nanotron-", r"another step .*/lr_scheduler\.pt", NO_STEP),
-    Unknowable("nanotron-", r"flipped .*/checkpoint_metadata\.json ", JSON),
-    Unknowable("megatron-core0.16-pp2dp2", r"another step .*/common\.pt", NO_STEP),
-    Unknowable("megatron-core0.16-pp2dp2", r"deleted .*/metadata\.json", PLAIN_DCP),
-    Unknowable("megatron-core0.20-ep2dp2-dpr", r"another step .*/__[23]_0\.distcp", MASTERS),
-    Unknowable("megatron-ep2dp2-bf16-legacy", "swapped .*/model_optim_rng", NO_RANK),
-    Unknowable("megatron-ep2dp2-bf16-legacy", "copied .*/model_optim_rng", EQUAL),
+_EXCEPTIONS = {
+    "composer-0.16.4-torch2.0.1-elastic-w4": {
+        r"flipped .*/\.metadata ": METADATA,
+        r"another step .*\.distcp": NO_STEP,
+    },
+    "hf-llama-safetensors-bf16|dcp-hf": {r"flipped .*\.safetensors ": SAFETENSORS},
+    "verl-": {"another step .*/model_world_size": NO_STEP},
+    "(dcp-multifile|dcp-objects)/": {r"another step .*\.distcp": NO_STEP},
+    "torch1.13.1-fsdp1-sharded-dcp": {r"another step .*\.distcp": NO_STEP},
+    "(accelerate|torchao-fsdp2-adamw8bit)": {r"another step .*\.distcp": NO_STEP},
+    "megatron-tp2pp2-fp32/ckpt": {r"another step .*\.distcp": NO_STEP},
+    "megatron-(tp2pp2-fp32|tp2dp2-distopt|core0.20-ep2dp2-dpr)/ckpt": {r"deleted .*/metadata\.json": PLAIN_DCP},
+    "lightning-fabric-fsdp2": {r"another step .*/meta\.pt": NO_STEP},
+    "hf-gpt2-bin-tied-fp32": {r"another step .*\.bin": NO_STEP},
+    "accelerate-fsdp2": {
+        "another step .*/(random_states|custom_checkpoint)": NO_STEP,
+        r"deleted .*/scheduler\.bin": OPTIONAL,
+    },
+    "torchsnapshot-fsdp1": {r"flipped .*/batched/": SNAPSHOT},
+    "torch-checkpointing-st-fsdp2": {
+        r"flipped .*\.safetensors ": SAFETENSORS,
+        r"swapped .*/model_\d\.safetensors": NO_RANK,
+        r"copied .*/model_\d\.safetensors": EQUAL,
+    },
+    "nemo-automodel-fsdp2": {
+        r"flipped .*/\.metadata ": METADATA,
+        r"another step .*(\.distcp|_rank_\d\.pt|step_scheduler\.pt)": NO_STEP,
+        r"deleted .*/(losses\.json|step_scheduler\.pt)": OPTIONAL,
+    },
+    "composite-dcp-": {
+        r"another step .*(/model/.*\.distcp|_rank_\d\.pt|scheduler\.pt)": NO_STEP,
+        r"deleted .*/train_state\.json": NO_LIST,
+        r"flipped .*/train_state\.json ": JSON,
+    },
+    "bytecheckpoint-": {r"flipped .*\.distcp ": BARE},
+    "nanotron-": {
+        r"flipped .*\.safetensors ": SAFETENSORS,
+        r"another step .*/lr_scheduler\.pt": NO_STEP,
+        r"flipped .*/checkpoint_metadata\.json ": JSON,
+    },
+    "megatron-core0.16-pp2dp2": {
+        r"another step .*/common\.pt": NO_STEP,
+        r"deleted .*/metadata\.json": PLAIN_DCP,
+    },
+    "megatron-core0.20-ep2dp2-dpr": {r"another step .*/__[23]_0\.distcp": MASTERS},
+    "megatron-ep2dp2-bf16-legacy": {
+        "swapped .*/model_optim_rng": NO_RANK,
+        "copied .*/model_optim_rng": EQUAL,
+    },
+}
+
+EXCEPTIONS = tuple(
+    Unknowable(checkpoint, damage, reason)
+    for checkpoint, reasons in _EXCEPTIONS.items()
+    for damage, reason in reasons.items()
 )
 
 

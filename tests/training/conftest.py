@@ -61,35 +61,25 @@ def trained(out: Path, strategy: str, **options: Any) -> Created:
     return once(out, lambda out: create_forked(CreateOptions(out, strategy, **options)))
 
 
-@pytest.fixture(scope="session")
-def one_rank(folder: Path) -> Created:
-    """What a single process learns: the measure for ranks that share all of their data."""
-    return trained(folder / "one", "ddp", world_size=1, layout="dcp", full=True, size=NO_DROPOUT)
+def training(name: str, strategy: str, **options: Any) -> Any:
+    """A fixture: the run of this name in the shared folder."""
+    return pytest.fixture(scope="session")(lambda folder: trained(folder / name, strategy, **options))
 
 
-@pytest.fixture(scope="session")
-def tp(folder: Path) -> Created:
-    return trained(folder / "tp", "tp", world_size=2, full=True, size=NO_DROPOUT)
-
-
-@pytest.fixture(scope="session")
-def pipeline(folder: Path) -> Created:
-    return trained(folder / "pipeline", "pipeline", world_size=3, full=True, size=NO_DROPOUT)
-
-
-@pytest.fixture(scope="session")
-def moe(folder: Path) -> Created:
-    return trained(folder / "moe", "moe", world_size=2, full=True)
-
-
-@pytest.fixture(scope="session")
-def fsdp2_tp(folder: Path) -> Created:
-    return trained(folder / "fsdp2-tp", "fsdp2-tp", world_size=4, full=True)
-
-
-@pytest.fixture(scope="session")
-def hsdp_tp(folder: Path) -> Created:
-    return trained(folder / "hsdp-tp", "hsdp-tp", world_size=8, steps=2, full=True)
+# What a single process learns: the measure for ranks that share all of their data.
+one_rank = training("one", "ddp", world_size=1, layout="dcp", full=True, size=NO_DROPOUT)
+tp = training("tp", "tp", world_size=2, full=True, size=NO_DROPOUT)
+pipeline = training("pipeline", "pipeline", world_size=3, full=True, size=NO_DROPOUT)
+moe = training("moe", "moe", world_size=2, full=True)
+fsdp2_tp = training("fsdp2-tp", "fsdp2-tp", world_size=4, full=True)
+hsdp_tp = training("hsdp-tp", "hsdp-tp", world_size=8, steps=2, full=True)
+fsdp2 = training("fsdp2", "fsdp2", world_size=2, full=True)
+ddp = training("ddp", "ddp", world_size=2, full=True)
+snapshot = training("snapshot", "ddp", world_size=2, steps=2, layout="snapshot")
+verl = training("verl", "fsdp1", world_size=2, steps=2, layout="verl")
+dcp = training("dcp", "fsdp2", world_size=2, steps=2, layout="dcp")
+dcp_of_three = training("dcp_of_three", "fsdp1", world_size=3, steps=2, layout="dcp")
+verl_of_three = training("verl_of_three", "fsdp2", world_size=3, steps=2, layout="verl")
 
 
 @pytest.fixture(scope="session")
@@ -120,31 +110,6 @@ def torchrun(folder: Path) -> Command:
     return once(folder / "torchrun", make)
 
 
-@pytest.fixture(scope="session")
-def fsdp2(folder: Path) -> Created:
-    return trained(folder / "fsdp2", "fsdp2", world_size=2, full=True)
-
-
-@pytest.fixture(scope="session")
-def ddp(folder: Path) -> Created:
-    return trained(folder / "ddp", "ddp", world_size=2, full=True)
-
-
-@pytest.fixture(scope="session")
-def snapshot(folder: Path) -> Created:
-    return trained(folder / "snapshot", "ddp", world_size=2, steps=2, layout="snapshot")
-
-
-@pytest.fixture(scope="session")
-def verl(folder: Path) -> Created:
-    return trained(folder / "verl", "fsdp1", world_size=2, steps=2, layout="verl")
-
-
-@pytest.fixture(scope="session")
-def dcp(folder: Path) -> Created:
-    return trained(folder / "dcp", "fsdp2", world_size=2, steps=2, layout="dcp")
-
-
 def train_once(out: Path, strategy: str, *layouts: str) -> Path:
     """Train with two ranks and save in several layouts; returns a folder with one for each, and `full.pt`."""
     torch_that_trains(strategy)
@@ -166,16 +131,6 @@ def trainers_ddp(folder: Path) -> Path:
 def trainers_fsdp2(folder: Path) -> Path:
     """FSDP2 in the layouts of the trainers."""
     return train_once(folder / "trainers-fsdp2", "fsdp2", "composer-dcp", "accelerate", "lightning", "fabric")
-
-
-@pytest.fixture(scope="session")
-def dcp_of_three(folder: Path) -> Created:
-    return trained(folder / "dcp_of_three", "fsdp1", world_size=3, steps=2, layout="dcp")
-
-
-@pytest.fixture(scope="session")
-def verl_of_three(folder: Path) -> Created:
-    return trained(folder / "verl_of_three", "fsdp2", world_size=3, steps=2, layout="verl")
 
 
 @pytest.fixture(scope="session")
