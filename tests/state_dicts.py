@@ -1,10 +1,12 @@
-"""State dicts as `nn.Module.state_dict()` makes them, for tests that put one together by hand."""
+"""State dicts as `nn.Module.state_dict()` makes them, and their tensors bit by bit, to compare."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
+
+import torch
 
 
 def state_dict(values: Mapping[str, Any]) -> OrderedDict[str, Any]:
@@ -16,3 +18,8 @@ def state_dict(values: Mapping[str, Any]) -> OrderedDict[str, Any]:
     made = OrderedDict(values)
     made._metadata = OrderedDict(modules)  # type: ignore[attr-defined]
     return made
+
+
+def raw(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
+    """All that two equal tensors share."""
+    return tensor.dtype, tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -17,6 +17,7 @@ import ckptools
 from ckptools.errors import NotWholeError
 from ckptools.formats.shared.companions import step_of_accelerate
 from ckptools.model.facts import Fact
+from tests.state_dicts import raw
 from tests.truth import FIXTURES
 
 SAMPLE = FIXTURES / "accelerate-fsdp2" / "ckpt"
@@ -38,10 +39,6 @@ def save(folder: Path, state: dict[str, Any]) -> Path:
 @pytest.fixture
 def sample(tmp_path) -> Path:
     return Path(shutil.copytree(SAMPLE, tmp_path / "ckpt"))
-
-
-def raw(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
-    return tensor.dtype, tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 @pytest.mark.parametrize("part", ["pytorch_model_fsdp_0", "optimizer_0"])

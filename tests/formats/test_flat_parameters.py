@@ -23,6 +23,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.training_state.optimizers import AS_WRITTEN
 from tests.formats import save_local_states
 from tests.formats.test_truth import same
+from tests.state_dicts import raw
 from tests.truth import FIXTURES, LOCAL, WHOLE, Known, load_truth
 
 TIED = {"head.weight": "emb.weight"}
@@ -46,10 +47,6 @@ def shapes_of(out: Path, name: str) -> dict[str, object]:
 def write_json(path: Path, content: object) -> Path:
     path.write_text(json.dumps(content))
     return path
-
-
-def raw(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
-    return tensor.dtype, tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def notes(ck: ckptools.Checkpoint) -> str:

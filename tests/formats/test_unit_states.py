@@ -27,6 +27,7 @@ from ckptools.model.shards import Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io import read
 from tests.formats import save_unit_states
+from tests.state_dicts import raw
 from tests.truth import FIXTURES
 from tests.versions import torch_that_loads
 
@@ -39,10 +40,6 @@ def saved(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("units") / "out"
     save_unit_states.save_all(out)
     return out
-
-
-def raw(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
-    return tensor.dtype, tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def refusal(ck: ckptools.Checkpoint) -> str:
