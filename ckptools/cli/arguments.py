@@ -1,4 +1,4 @@
-"""Positional arguments of commands, with help, and what a shell completes; options: `options.py`.
+"""Positional arguments of commands, with help, and the words that a shell completes; options: `options.py`.
 
 A line of paths and flags only, the most frequent, is not parsed by typer, and does not import this module.
 """

@@ -1,4 +1,4 @@
-"""The states of random number generators, rank by rank, as fingerprints and as users hold them.
+"""The states of random number generators, rank by rank: their fingerprints, and the states for Python.
 
 A fingerprint covers every value of a state that determines the next draws: NumPy's algorithm, key, position and
 cached normal number; the version, numbers and cached number of Python's `random`; the bytes of torch's state, of
@@ -175,7 +175,7 @@ def _row(stream: str, states: ByRank) -> StreamRow:
     return StreamRow(stream, len(states), len(distinct), known, f"{whose}{problem}")
 
 
-# -- the states of one checkpoint as users hold them: rank to generator to state ---------------------------------------
+# -- the states of one checkpoint in Python: rank to generator to state ------------------------------------------------
 
 
 @displayed

@@ -86,7 +86,7 @@ def without_components(name: str, gone: Collection[str]) -> str:
     return ".".join([part for part in name.split(".") if part not in gone])
 
 
-# -- rules that may turn the names of a checkpoint into those of a model, suggested by pairs of similar names ----------
+# -- rules that may turn names of a checkpoint into names of a model, suggested by pairs of similar names --------------
 # No wrapper names are built in: any text before or between the components that both sides share is found.
 
 
@@ -199,7 +199,7 @@ def _only_numbers_differ(old: str, new: str) -> bool:
 
 
 def _gone(mine: Split, theirs: Split) -> Iterator[Rename]:
-    """Suggest components whose removal gives a name of the other side: one, or all that no name there has."""
+    """Suggest components whose removal gives a name of the other side: one component, or all that no name there has."""
     known = {part for parts in theirs.values() for part in parts}
     for parts in mine.values():
         words = {part for part in parts if not part.isdecimal()}

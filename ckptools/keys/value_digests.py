@@ -91,7 +91,7 @@ def content_of(
 ) -> Content:
     """Digest and describe a plain value, or a small tensor.
 
-    A tensor of which each rank has its own is read on one `rank`; a tensor of more than `most` bytes is not read. The
+    A tensor that each rank has for itself is read on `rank`; a tensor of more than `most` bytes is not read. The
     values in a foreign object have keys of their own, so its digest covers only its class and its number of parts,
     unless it is digested as a `whole`.
     """
@@ -177,7 +177,7 @@ def digests_of(value: Any, tensors: Tensors) -> Pair:
     A container inside itself is digested as the number of containers between the two.
 
     Raises:
-        ReadError: it has too many values, or one that could not be read; or any error of `tensors`.
+        ReadError: it has too many values, or a value that could not be read; or any error of `tensors`.
     """
     pair = _simple(value, tensors)
     if pair is not None:

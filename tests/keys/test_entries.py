@@ -6,7 +6,7 @@ import pytest
 
 from ckptools import api
 from ckptools.errors import UsageError
-from ckptools.keys.entries import Selection, brief_args, entries_of, path_text, tensor_entries
+from ckptools.keys.entries import Selection, brief_args, containers_of, entries_of, leaves_of, path_text, tensor_entries
 from ckptools.model.tree import Opaque, tensors_in
 from tests.display.made import checkpoint, plain
 from tests.truth import FIXTURES
@@ -79,3 +79,11 @@ def test_a_section_that_is_not_there_is_refused_with_those_that_are():
 )
 def test_a_path_is_spelled_as_python_does(name, args, text, shown):
     assert (path_text(Opaque(name, args)), brief_args(Opaque(name, args))) == (text, shown)
+
+
+def test_leaves_lie_in_the_containers_that_are_entered():
+    node = Opaque("omegaconf.nodes.AnyNode")
+    node.state = {"_val": [{"a": 1}, {}]}
+    tree = {"x": node, "y": (1, 2), "z": Opaque("some.Class", ([{"b": 3}],))}
+    assert [path for path, _ in leaves_of(tree)] == [("x", 0, "a"), ("x", 1), ("y",), ("z",), ("z", 0, 0, "b")]
+    assert [path for path, _ in containers_of(tree)] == [(), ("x",), ("x", 0), ("z", 0), ("z", 0, 0)]
