@@ -19,6 +19,8 @@ from ckptools.rules.verdict import is_alone, verdict_of
 from ckptools.text import printable
 from ckptools.training_state.sections import sections_of_kind
 
+NEWEST = "finds the newest whole step"
+
 MAX_FILES = 8
 """With more files on the command line than this, no command is proposed, as it would be too long."""
 
@@ -81,7 +83,9 @@ def next_command(ck: Checkpoint) -> NextCommand | None:
     if is_alone(ck):
         comment = f"to consolidate, {_rest_of(ck)}"
         return NextCommand("inspect", f"{named} --section model", comment) if model else None
-    if verdict.whole is None or any(p.kind.forbids == "any output" for p in ck.problems if p.severity == "error"):
+    if any(p.kind.forbids == "any output" for p in ck.problems if p.severity == "error"):
+        return NextCommand("doctor", named, NEWEST)
+    if verdict.whole is None:
         return NextCommand("verify", named)
     if any(tensor.note for tensor in model if tensor.kind != "meta"):
         return NextCommand("inspect", f"{named} --section model")
@@ -108,7 +112,8 @@ def after_verify(named: str, following: str, ok: bool, all_read: bool, problems:
         return []
     more = [f"ckptools doctor {named}"] if not ok else [] if all_read else [f"ckptools verify {named} --deep --values"]
     following = instead_of_writing(named, following, problems)
-    return more + ([following] if following and following != f"ckptools verify {named}" else [])
+    read_more = (f"ckptools verify {named}", f"ckptools doctor {named}")
+    return more + ([following] if following and not following.startswith(read_more) else [])
 
 
 def _rest_of(ck: Checkpoint) -> str:
@@ -127,7 +132,7 @@ def _consolidation(ck: Checkpoint, named: str, model: list[Tensor]) -> NextComma
         return NextCommand("consolidate", f"{named} -o {out} --allow-missing", "whole tensors; lists the others")
     if any(can_be_nan(tensor.dtype) and any(box.numel for box in _boxes_here(ck, tensor)) for tensor in sound):
         return NextCommand("consolidate", f"{named} -o {out} --allow-missing --fill nan", "holes as NaN; lists them")
-    return NextCommand("verify", named)
+    return NextCommand("doctor", named, NEWEST)
 
 
 def _boxes_here(ck: Checkpoint, tensor: Tensor) -> set[Box]:

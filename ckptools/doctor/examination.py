@@ -270,7 +270,10 @@ class _Examination:
             return
         if self.run is not None and self.run.checkpoints > 1:
             self.commands.append(f"ckptools ls {quoted([str(self.run.path)])}")
-        if not verified.ok:
+        newest = self.run.newest_whole if self.run is not None else None
+        if verified.verdict.whole is False and newest is not None and not self._is_mine(path_of(newest)):
+            self.commands.insert(0, f"ckptools consolidate {quoted([newest])} -o OUT.safetensors")
+        elif not verified.ok:
             self.commands.insert(0, f"ckptools verify {named}{' --deep --values' if self.deep else ''}")
         elif not self.deep:
             self.commands.insert(0, f"ckptools verify {named} --deep --values")
