@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from math import prod
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ckptools.display.drawing import (
@@ -27,6 +28,7 @@ from ckptools.dtypes import short
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import RankFile
 from ckptools.model.problems import Code, Problem
+from ckptools.model.records import grouped
 from ckptools.model.regions import Ints
 from ckptools.model.tree import tensors_in
 from ckptools.text import few, plural, size, spans
@@ -86,15 +88,36 @@ def rank_cells(ck: Checkpoint, problems: Iterable[Problem] | None = None) -> tup
     for the problems found when the checkpoint was opened.
     """
     ranks = {file.rank for file in ck.files if file.rank is not None}
-    found = _problems_by_rank(ck.problems if problems is None else problems, len(ranks))
+    known = tuple(ck.problems if problems is None else problems)
+    by_file = _problems_by_file(ck, known)
+    found = _problems_by_rank(known, len(ranks))
     by_rank: dict[int, list[RankFile]] = {rank: [] for rank in found}
     for file in ck.files:
         if file.rank is not None:
             by_rank.setdefault(file.rank, []).append(file)
     read = ck.structure_read or problems is not None
-    cells = [_cell(rank, by_rank[rank], found.get(rank, ()), read) for rank in sorted(by_rank)]
-    others = (_cell(None, [file], (), read) for file in ck.files if file.rank is None)
+    cells = [
+        _cell(rank, files, [*found.get(rank, ()), *(p for f in files for p in by_file.get(f.path, ()))], read)
+        for rank, files in sorted(by_rank.items())
+    ]
+    others = (_cell(None, [file], by_file.get(file.path, ()), read) for file in ck.files if file.rank is None)
     return (*cells, *(cell for cell in others if not by_rank or cell.state not in ("fine", "looked at")))
+
+
+def _problems_by_file(ck: Checkpoint, problems: Iterable[Problem]) -> dict[Path, list[Problem]]:
+    """The problems of each file that blame no rank; a problem names a file by the end of its path."""
+    named = grouped(ck.files, lambda file: file.path.name)
+    found: dict[Path, list[Problem]] = {}
+    for problem in problems:
+        for name in map(Path, problem.files if _blames_files(problem) else ()):
+            for file in named.get(name.name, ()):
+                if file.path.parts[-len(name.parts) :] == name.parts:
+                    found.setdefault(file.path, []).append(problem)
+    return found
+
+
+def _blames_files(problem: Problem) -> bool:
+    return problem.severity != "note" and not problem.all_ranks and bool(problem.files)
 
 
 def _problems_by_rank(problems: Iterable[Problem], ranks: int) -> dict[int, list[Problem]]:
@@ -160,10 +183,10 @@ def _words(cells: Sequence[RankCell], problems: Iterable[Problem], count: int) -
             yield f"{key.means}: {plural(len(ranks), 'rank')}: {spans(ranks)}"
         if names:
             yield f"{key.means}: {plural(len(names), 'file')} of no rank: {few(names)}"
-    loose = [p.code for p in problems if p.severity != "note" and not _marks(p, count)]
+    loose = [p.code for p in problems if p.severity != "note" and not _marks(p, count) and not _blames_files(p)]
     if loose:
-        what = f"{plural(len(loose), 'problem')} of no rank, or of most at once"
-        yield f"no cell shows {what}: {few(list(dict.fromkeys(loose)))}"
+        what = f"{plural(len(loose), 'problem')} not of single ranks or files"
+        yield f"{what}: {few(list(dict.fromkeys(loose)))}"
 
 
 ROW_LABEL = 36.0

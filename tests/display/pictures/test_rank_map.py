@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -97,13 +98,28 @@ def test_the_gravest_problem_of_a_rank_is_shown_and_all_are_named():
 def test_a_problem_that_most_ranks_share_marks_none_of_them_and_is_in_the_words():
     shared, of_some = (Problem(Code.RNG_STATES_EQUAL, "", ranks=tuple(range(n))) for n in (129, 128))
     assert set(states(run7(), [shared]).values()) == {"fine"}
-    assert "no cell shows 1 problem of no rank, or of most at once: CK206" in rank_map(run7(), [shared]).text
+    assert "1 problem not of single ranks or files: CK206" in rank_map(run7(), [shared]).text
     assert states(run7(), [of_some])[127] == "other"
 
 
 def test_copies_that_may_differ_make_no_rank_the_odd_one():
     found = states(run7(), [Problem(Code.COPIES_DIFFER, "", 7, severity="warning")])
     assert found[7] == "other" and found[8] == "fine"
+
+
+def test_a_file_that_is_to_blame_colours_its_rank():
+    stray = Problem(Code.STRAY_FILE, "was saved as another", files=("ep0-ba12000-rank9.pt",))
+    assert {rank for rank, state in states(run7(), [stray]).items() if state != "fine"} == {9}
+    odd = Problem(Code.STRAY_FILE, "", files=("another[9].pt", "x/ep0-ba12000-rank9.pt"))
+    assert set(states(run7(), [odd]).values()) == {"fine"}
+
+
+def test_a_file_of_no_rank_that_is_to_blame_has_a_cell_beside_the_ranks():
+    ck = run7()
+    shared = ck.files[0]._replace(path=ck.path.parent / "common.pt", rank=None)
+    cut = Problem(Code.FILE_CUT, "is cut", files=("common.pt",))
+    (cell,) = (cell for cell in rank_cells(replace(ck, files=(*ck.files, shared)), [cut]) if cell.rank is None)
+    assert (cell.state, cell.words.partition(":")[0]) == ("cut", "common.pt")
 
 
 def test_a_note_is_no_mark():
@@ -113,7 +129,7 @@ def test_a_note_is_no_mark():
 def test_the_words_name_the_ranks_that_the_cells_mark():
     picture = rank_map(broken_run7(), [*broken_run7().problems, Problem(Code.LEFT_OVER, "")])
     assert "missing: 3 ranks: 201..203" in picture.text and "cut, damaged or unreadable: 1 rank: 137" in picture.text
-    assert "no cell shows 1 problem of no rank, or of most at once: CK008" in picture.text
+    assert "1 problem not of single ranks or files: CK008" in picture.text
     assert "rank 202: missing; no file; CK001" in hovers(picture)
 
 
