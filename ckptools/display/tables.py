@@ -303,12 +303,6 @@ WAYS_OUT = "         "
 CULPRIT = 16
 """Widest culprit, in characters, that stands on the line of its first cause; a wider one has a line of its own."""
 
-MAX_EVIDENCE = 3
-"""At most this many causes of one incident are listed on a terminal, each in about two lines."""
-
-MARGIN, MAX_BRIEF = 16, 80
-"""Characters of the two lines that breaks between words leave empty; characters that a cause has at least."""
-
 
 def incident_lines(
     causes: Sequence[Cause], consequences: Iterable[Consequence] = (), screen: Screen = PIPE, most: int | None = None
@@ -337,17 +331,25 @@ def _incident(one: Incident, width: int, screen: Screen) -> Iterator[str]:
         yield from wrapped("  ", printable(one.culprit), screen, mark="heading")
     elif one.culprit:
         first = f"  {one.culprit:{width}}  "
-    shown = one.causes if screen.rows is None else one.causes[:MAX_EVIDENCE]
-    for cause in shown:
-        start, evidence = f"{first}{cause.code}  ", printable(cause.evidence)
-        if screen.width is not None and screen.rows is not None:
-            evidence = clip(evidence, max(2 * (screen.width - len(start)) - MARGIN, MAX_BRIEF))
-        yield from wrapped(start, evidence, screen, label="heading")
-        first = gap
-    if len(shown) < len(one.causes):
-        yield f"{gap}{few([cause.code for cause in one.causes[len(shown) :]])} too"
+    worst, *others = one.causes
+    brief = screen.rows is not None
+    yield from _evidence(f"{first}{worst.code}  ", worst, 2 if brief else None, screen)
+    if brief and len(others) > 1:
+        yield f"{gap}{few([cause.code for cause in others])} too"
+    else:
+        for cause in others:
+            yield from _evidence(f"{gap}{cause.code}  ", cause, 1 if brief else None, screen)
     if one.remedy:
         yield from wrapped(f"{gap}{'':5}  ", printable(one.remedy), screen, mark="dim")
+
+
+def _evidence(start: str, cause: Cause, most: int | None, screen: Screen) -> list[str]:
+    """Render the evidence of a cause in at most `most` lines."""
+    text = printable(cause.evidence)
+    pieces = [text] if screen.width is None else broken(text, max(screen.width - len(start), NARROWEST_TEXT))
+    if most is not None and len(pieces) > most:
+        text = clip(text, sum(map(len, pieces[:most])))
+    return wrapped(start, text, screen, label="heading")
 
 
 def _following(consequences: Sequence[Consequence]) -> str:
