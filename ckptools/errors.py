@@ -97,7 +97,7 @@ class DamagedError(ReadError):
     exit_code = 4
 
     def __init__(self, path: str | Path, fqn: str, damage: str) -> None:
-        way = f"take another copy of the file, or leave out what it holds with {spelled('allow-missing')}"
+        way = f"take another copy of the file, or leave out what it holds with {spelled('allow-missing', True)}"
         super().__init__(path, f"{fqn}: {damage}; the file is damaged: {way}")
         self.fqn = fqn
 

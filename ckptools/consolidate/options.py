@@ -106,8 +106,9 @@ class ConsolidateOptions:
 def write_options(options: ConsolidateOptions, streamed: bool) -> WriteOptions:
     """The options of the writer, with the dtype's full name in place of a short one, such as `bf16`."""
     if options.dry_run and options.check and options.unchecked:
-        text = f"{spelled('check')} compares the source with its checksums, and {spelled('unchecked')} does not"
-        raise UsageError(None, f"{text}: give one of them")
+        checks, does_not = spelled("check", True), spelled("unchecked", True)
+        text = f"{checks} compares the source with its checksums, and {does_not} does not: give one of them"
+        raise UsageError(None, text)
     name = options.dtype
     dtype = None if name is None else {short: long for long, short in SHORT.items()}.get(name, name)
     if dtype is not None and (dtype not in ITEMSIZE or not is_floating(dtype) or dtype.startswith("float4")):
@@ -136,7 +137,8 @@ def hole_rule(options: ConsolidateOptions) -> str | None:
         raise UsageError(None, f"{spelled('fill', fill)}: choose nan or zero")
     if fill is not None and not options.allow_missing:
         raise UsageError(
-            None, f"{spelled('fill')} needs {spelled('allow-missing')}; without it nothing that has a hole is written"
+            None,
+            f"{spelled('fill')} needs {spelled('allow-missing', True)}; without it nothing that has a hole is written",
         )
     return fill or ("leave" if options.allow_missing else None)
 

@@ -129,7 +129,7 @@ def check_output(
             check_place(checkpoint, [output.path, *files, *texts], force, output.new_folder)
         side = beside(output.path, LEFT_OUT)
         if not force and side not in texts and side.exists():
-            raise OutputExistsError(side, f"lists what an earlier output lacks; {spelled('force')} removes it")
+            raise OutputExistsError(side, f"lists what an earlier output lacks; {spelled('force', True)} removes it")
 
 
 def check_place(checkpoint: Checkpoint, paths: Iterable[Path], force: bool, new: Path | None = None) -> None:
@@ -152,7 +152,7 @@ def check_place(checkpoint: Checkpoint, paths: Iterable[Path], force: bool, new:
         if path.is_dir():
             raise OutputExistsError(path, "is a folder")
         if (path.exists() or path.is_symlink()) and not force:
-            raise OutputExistsError(path, f"exists; {spelled('force')} overwrites it")
+            raise OutputExistsError(path, f"exists; {spelled('force', True)} overwrites it")
 
 
 def check_not_among(checkpoint: Checkpoint, output: Path) -> None:
@@ -180,7 +180,7 @@ def _check_folder(checkpoint: Checkpoint, folder: Path, force: bool, writer: Wri
     if not here and writer.FILE:
         return
     if not force:
-        raise OutputExistsError(folder, f"exists; {spelled('force')} replaces it")
+        raise OutputExistsError(folder, f"exists; {spelled('force', True)} replaces it")
     known, what = (_hub_file(), "Hugging Face model") if writer.FILE else (_DCP_FILE, "DCP")
     strange = next((p.name for p in here if p.is_dir() or not known.fullmatch(p.name)), None)
     if strange is not None:

@@ -264,7 +264,9 @@ def summary(done: Consolidated) -> Iterator[str]:
 
 def _checksums(found: SourceChecksums | None, dry_run: bool) -> str:
     if found is None:
-        return "not compared" + (f"; {spelled('check')} compares them" if dry_run else f" ({spelled('unchecked')})")
+        return "not compared" + (
+            f"; {spelled('check', True)} compares them" if dry_run else f" ({spelled('unchecked', True)})"
+        )
     if not found.right:
         return "there are none in the source"
     without = f", {found.without} have none" if found.without else ""
@@ -311,8 +313,9 @@ def remarks(done: Consolidated) -> Iterator[str]:
         more = and_more(len(done.tied) - 1)
         yield f"note: tied weights: {clip(name, 60)} has the bytes of {clip(first, 60)}{more}"
     if done.needs:
+        keeps = f"which {spelled('keep-types', True)} keeps"
         yield (
-            f"note: plain torch.load does not make {', '.join(done.needs)}, which {spelled('keep-types')} keeps: it "
+            f"note: plain torch.load does not make {', '.join(done.needs)}, {keeps}: it "
             "needs weights_only=False, or these in torch.serialization.safe_globals"
         )
     if done.not_asked:

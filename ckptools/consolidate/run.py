@@ -159,10 +159,12 @@ def _check_codes(whole: Checkpoint, part: str, options: ConsolidateOptions) -> N
     known = {scheme.words for scheme in whole.quantized if scheme.dequantized}
     held = " and ".join(f"{plural(n, 'weight')} in codes of {words}" for words, n in codes.items())
     if codes and options.dequantize:
-        text = f"{spelled('dequantize')}: it holds {held}, of which ckptools makes no values"
+        text = f"{spelled('dequantize', True)}: it holds {held}, of which ckptools makes no values"
         raise RefusedError(whole.path, f"{text}; without it they are written as they are")
     if codes:
-        way = f"add {spelled('dequantize')}" if codes.keys() <= known else "without it they are written as they are"
+        way = (
+            f"add {spelled('dequantize', True)}" if codes.keys() <= known else "without it they are written as they are"
+        )
         text = f"{spelled('dtype', options.dtype)}: it holds {held}, which are no values to convert; {way}"
         raise RefusedError(whole.path, text)
     packed = next((name for name, t in named if t.dtype in NO_NUMBERS and not t.note), "")
@@ -172,13 +174,13 @@ def _check_codes(whole: Checkpoint, part: str, options: ConsolidateOptions) -> N
         raise RefusedError(whole.path, f"{spelled('dtype', options.dtype)}: {text}; {way}")
     quantized = any(t.encoded_as or t.kind == "quantized" for _, t in tensors_in(whole.tree))
     if options.dequantize and not quantized and verdict_of(whole).whole is not False:  # else it may be in a lost file
-        raise UsageError(whole.path, f"{spelled('dequantize')}: nothing here is quantized")
+        raise UsageError(whole.path, f"{spelled('dequantize', True)}: nothing here is quantized")
 
 
 def _notes_on_codes(whole: Checkpoint, layout: OutputLayout, dequantize: bool) -> Iterator[str]:
     """Yield notes on codes that are written unchanged, and on 8-bit floats that are converted but could be codes."""
     if dequantize and not any(shard.encoded for job in layout.jobs for shard in job.tensor.found):
-        yield f"{spelled('dequantize')}: nothing that is written is quantized"
+        yield f"{spelled('dequantize', True)}: nothing that is written is quantized"
     codes = Counter(t.coded.scheme for job in layout.jobs if (t := job.tensor).coded is not None and t.are_codes)
     for words, n in codes.items():
         stated = next((scheme.stated_by for scheme in whole.quantized if scheme.words == words), "")

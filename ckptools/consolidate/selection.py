@@ -442,7 +442,7 @@ def select(
         raise UsageError(checkpoint.path, f"{spelled('prefer-rank')} {prefer_rank}: there is no file of that rank here")
     if prefer_rank is not None and (unlike := next((p for p in checkpoint.problems if SLICES in p.message), None)):
         text = f"{spelled('prefer-rank')} {prefer_rank} would write one rank's values for all: {unlike.message}"
-        way = f"{spelled('only-this-file')} with the file of a rank takes its copy"
+        way = f"{spelled('only-this-file', True)} with the file of a rank takes its copy"
         raise NotWholeError(checkpoint.path, f"{text}; {way}", [unlike])
     picking = Picking(checkpoint, options, files, damage, donor)
     errors = [p for p in checkpoint.problems if p.severity == "error"]
@@ -629,7 +629,7 @@ def _summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:
     first = f"{others[0].code}  {others[0].words}{and_others(len(others) - 1)}" if others else ""
     following = ", ".join(one.text for one in consequences_of(problems))
     gaps_only = all(p.kind.lacks != "nothing" for p in problems)
-    way = f"{spelled('allow-missing')} writes what is whole" if gaps_only else ""
+    way = f"{spelled('allow-missing', True)} writes what is whole" if gaps_only else ""
     return "; ".join(filter(None, (named, first if named else f"not whole: {first}", following, way)))
 
 

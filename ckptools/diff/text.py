@@ -355,9 +355,11 @@ def verdict_line(found: Difference) -> str:
     else:
         parts = ["nothing that was compared differs"]
     if not found.values_compared:
-        parts.append(f"values of tensors not compared ({spelled('values')})")
+        parts.append(f"values of tensors not compared ({spelled('values', True)})")
     elif found.bytes_not_read:
-        parts.append(f"{size(found.bytes_not_read)} with the same stated CRC-32 not read ({spelled('every-byte')})")
+        parts.append(
+            f"{size(found.bytes_not_read)} with the same stated CRC-32 not read ({spelled('every-byte', True)})"
+        )
     return "; ".join(parts)
 
 

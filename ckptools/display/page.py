@@ -13,6 +13,7 @@ from ckptools.display.tables import Column, incident_lines, table, verdict_lines
 from ckptools.model.incidents import Cause, Consequence
 from ckptools.model.records import Rows
 from ckptools.model.verdict import Verdict
+from ckptools.option import in_python
 from ckptools.text import printable
 
 
@@ -67,8 +68,9 @@ class PagedRecord:
     def _fill(self, page: ScreenPage) -> None:
         raise NotImplementedError
 
+    @in_python
     def __str__(self) -> str:
-        """The text that the command prints."""
+        """The text that the command prints, with options in Python's words."""
         return page_text(self)
 
 

@@ -341,7 +341,8 @@ def check_stays_inside(path: Path, folder: Path) -> None:
     if leads_out(path, folder):
         target = real_path(path)
         raise UnsafePathError(
-            path, f"is a link to {target}, out of the checkpoint's folder; follow it with {spelled('follow-symlinks')}"
+            path,
+            f"is a link to {target}, out of the checkpoint's folder; follow it with {spelled('follow-symlinks', True)}",
         )
 
 

@@ -39,7 +39,7 @@ def check_place_of_file(path: Path, force: bool = False) -> None:
     if path.is_dir():
         raise OutputExistsError(path, "is a folder")
     if os.path.lexists(path) and not force:
-        raise OutputExistsError(path, f"is already there; {spelled('force')} overwrites it")
+        raise OutputExistsError(path, f"is already there; {spelled('force', True)} overwrites it")
 
 
 def write_text(path: Path, text: str, force: bool = False) -> None:

@@ -129,7 +129,9 @@ class FolderSearch:
     def skipped(self, links: Sequence[Path], folder: str = "it") -> list[str]:
         """Describe the skipped entries: links out of the folder, and the notes."""
         names = few(list(map(self.name, links)))
-        text = f"{plural(len(links), 'link')} out of {folder}, not followed ({spelled('follow-symlinks')}): {names}"
+        text = (
+            f"{plural(len(links), 'link')} out of {folder}, not followed ({spelled('follow-symlinks', True)}): {names}"
+        )
         many = f"only {MAX_FOLDERS} folders were looked into"
         return [*([text] if links else []), *self.notes, *([many] if self._folders == MAX_FOLDERS else [])]
 

@@ -124,7 +124,7 @@ def _opened(path: Path, options: Options) -> Checkpoint:
 def _salvaging(read: Reader) -> Reader:
     """A reader that reads cut files as far as they go; torch's reader cannot."""
     if read is not modules.read_file:
-        raise UsageError(None, f"{spelled('salvage')} goes with the inert reader alone")
+        raise UsageError(None, f"{spelled('salvage', True)} goes with the inert reader alone")
     return SalvagingReader()
 
 

@@ -431,7 +431,7 @@ class _RankGroup:
         others = [name for name in siblings(self.name) if name.path != self.name.path] if alone else []
         if others:
             ranks = named_ranks({name.rank for name in others})
-            text = f"files beside it are of {ranks} by their names; left out by {spelled('only-this-file')}"
+            text = f"files beside it are of {ranks} by their names; left out by {spelled('only-this-file', True)}"
             yield Problem(Code.NOT_READ, text, files=tuple(name.path.name for name in others))
 
     def _world_size(self) -> Fact:

@@ -84,7 +84,7 @@ def _model(ck: Checkpoint, section: Section) -> str:
 
 def _quantized(ck: Checkpoint, size: SectionSize) -> list[str]:
     """Count quantized weights by scheme; say which can be dequantized, and which parameters are not counted."""
-    way = f": {spelled('dequantize')} writes their values"
+    way = f": {spelled('dequantize', True)} writes their values"
     known = {scheme.words: way * scheme.dequantized for scheme in ck.quantized}
     parts = [
         f"{plural(count, 'weight')} in codes of {words}{known[words]}"
@@ -638,7 +638,7 @@ def scheduler_words(scheduler: SchedulerRow, private: bool = False) -> str:
     hidden = len(named) - len(shown)
     state = ", ".join(f"{k} {value_text(v, 60)}" for k, v in shown)
     agrees = {True: "; lr as in the param groups", False: "; LR IS NOT THAT OF THE PARAM GROUPS", None: ""}
-    more = f"; {plural(hidden, 'private value')}: {spelled('private')}" if hidden else ""
+    more = f"; {plural(hidden, 'private value')}: {spelled('private', True)}" if hidden else ""
     return state + agrees[scheduler.agrees] + more
 
 
@@ -655,7 +655,7 @@ def read_line(report: Report) -> str:
     if others > 0:
         listed = any(f.status == "listed" for f in report.checkpoint.files)
         what = "the file's name and size" if listed else "that the file is there and ends well"
-        return f"{read}, of {plural(others, 'other')} only {what} ({spelled('all-ranks')}: all of them)"
+        return f"{read}, of {plural(others, 'other')} only {what} ({spelled('all-ranks', True)}: all of them)"
     return f"{read}; no tensor values"
 
 

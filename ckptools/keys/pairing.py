@@ -296,7 +296,7 @@ def pair(
     encoded = next((name for name, tensor in tensors.items() if tensor.encoded_as), None)
     if encoded is not None:
         raise RefusedError(
-            path, f"{encoded} is quantized; {spelled('like')} writes values: add {spelled('dequantize')}"
+            path, f"{encoded} is quantized; {spelled('like')} writes values: add {spelled('dequantize', True)}"
         )
     found = recognise(tensors, original.sizes)
     if original.config and found.layout not in HUB and len(found.placed) * 2 > len(tensors):

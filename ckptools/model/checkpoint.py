@@ -150,6 +150,7 @@ class Checkpoint:
         return RawTree(self.tree) if isinstance(self.tree, dict) else self.tree
 
     @property
+    @in_python
     def verdict(self) -> Verdict:
         """Whether the checkpoint is whole, recoverable and joinable, how far that was checked, and why not."""
         from ckptools.rules.verdict import verdict_of

@@ -280,9 +280,9 @@ def remedy_of(kind: Code, group: Sequence[Problem]) -> str:
         remedy = remedy.replace("the others", "what is here")
     return remedy.replace(ORIGIN, "where they were saved" if several else ORIGIN).format(
         files=files,
-        allow_missing=spelled("allow-missing"),
+        allow_missing=spelled("allow-missing", True),
         prefer_rank=spelled("prefer-rank"),
         fill=spelled("fill"),
-        shapes=spelled("shapes", "FROM"),
+        shapes=f"{spelled('shapes')} FROM",
         names=spelled("names"),
     )

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple, SupportsIndex, TypeVar, overload
 
+from ckptools.option import in_python
 from ckptools.text import clip, plural, printable
 
 # The model must not import the code that makes tables, so `api` calls `show_with` once, with functions that import it
@@ -47,13 +48,15 @@ def show_with(
     _html_of, _text_of, _table_of = html_of, text_of, table_of
 
 
+@in_python
 def as_html(value: Any) -> str | None:
     """The HTML of a value for a notebook; None before `show_with` was called, so that the `repr` is shown."""
     return None if _html_of is None else _html_of(value)
 
 
+@in_python
 def as_text(value: Any) -> str:
-    """The text of a record as its command prints it; its `repr` before `show_with` was called."""
+    """The text of a record as its command prints it, with options in Python's words; its `repr` before `show_with` was called."""
     return _text_of(value)
 
 

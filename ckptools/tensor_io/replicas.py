@@ -186,10 +186,11 @@ def _mismatch(pair: Rounded) -> Problem | None:
             unread = error
             continue
         if not same:
+            as_it_is = [spelled("only", "model"), spelled("weights", "module"), spelled("unchecked", True)]
             text = (
                 f"{sample}: its fp32 copy does not round to the {pair.weight.dtype} weight, so the layout that was "
                 "found is not the one that was saved, one of both is damaged or another file's, or the weight was "
-                f"changed by hand; {spelled('only', 'model')} {spelled('weights', 'module')} {spelled('unchecked')} "
+                f"changed by hand; {' '.join(as_it_is)} "
                 "writes the weights as they are"
             )
             return Problem(Code.COPIES_DIFFER, text, None, pair.fqn)

@@ -470,7 +470,8 @@ class _ByteChecks:
         """Find zeros, denormals and outliers in the model's values; `bytes_of` finds NaN and infinities."""
         why = ""
         if not values:
-            why = f"not asked for; {spelled('values')} looks for zeros, denormals and values that are far from others"
+            looked_for = "zeros, denormals and values that are far from others"
+            why = f"not asked for; {spelled('values', True)} looks for {looked_for}"
         elif any(p.kind is Code.NEVER_WRITTEN and p.severity == "error" for p in ck.problems):
             why = "values were never written to the disk, and read as zeros"
         if why:
@@ -531,7 +532,7 @@ class _ByteChecks:
     def stated(self, ck: Checkpoint, deep: bool) -> Check:
         """Compare files with the SHA-256 digests that the checkpoint itself lists."""
         if not deep:
-            return not_judged(STATED, f"not asked for; {spelled('deep')} reads every byte")
+            return not_judged(STATED, f"not asked for; {spelled('deep', True)} reads every byte")
 
         def compare(path: Path) -> list[Problem]:
             self.progress(0, path.name)
@@ -584,7 +585,7 @@ def _checksums(
     """Make the check of checksums; `lost` counts shards in missing or damaged files."""
     name, records = CHECKSUMS, [f.record for f in found if f.record.nbytes]
     if not deep:
-        return not_judged(name, f"not asked for; {spelled('deep')} reads every byte")
+        return not_judged(name, f"not asked for; {spelled('deep', True)} reads every byte")
     carrying, of = sum(record.crc != 0 for record in records), len(records) + lost
     problems = [*more, *(p for f in findings for p in f.checksum)]
     if not carrying:
@@ -609,7 +610,7 @@ def _finite(
     """
     name, filled = "finite values", [f for f in found if f.record.nbytes]
     if not values:
-        return not_judged(name, f"not asked for; {spelled('values')} looks for NaN and infinities")
+        return not_judged(name, f"not asked for; {spelled('values', True)} looks for NaN and infinities")
     encoded = sum(map(stored_bytes.is_encoded, filled))
     coded = [f for f in filled if all(fqn in codes for fqn, _ in f.owners)]
     scanned = sum(map(stored_bytes.is_scanned, filled)) - sum(map(stored_bytes.is_scanned, coded))

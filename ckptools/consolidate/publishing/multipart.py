@@ -120,7 +120,7 @@ class MultipartOutput:
             for path in (*self._paths, *index):
                 if RemotePath(str(path)).exists():
                     raise WriteError(
-                        path, f"has appeared meanwhile; nothing was written, {spelled('force')} overwrites it"
+                        path, f"has appeared meanwhile; nothing was written, {spelled('force', True)} overwrites it"
                     )
         else:
             # Without the index or metadata, old and new files cannot pass for one output. Each path is looked up in a

@@ -82,7 +82,7 @@ class Loadable:
         kinds = [_counted(kind, what, paths) for (kind, what), paths in self._became.items()]
         if not kinds:
             return ""
-        return f"so that plain torch.load reads it, {', '.join(kinds)}; {spelled('keep-types')} keeps them"
+        return f"so that plain torch.load reads it, {', '.join(kinds)}; {spelled('keep-types', True)} keeps them"
 
     def _note(self, kind: str, became: str, path: KeyPath) -> None:
         self._became.setdefault((kind, became), []).append(path)
@@ -121,7 +121,9 @@ class Loadable:
     def _leaf(self, node: Any, path: KeyPath) -> Any:
         for kind, became, value in _nearest(node):
             if value is None:
-                self.left_out[path] = f"{kind}, which plain torch.load does not make; {spelled('keep-types')} keeps it"
+                self.left_out[path] = (
+                    f"{kind}, which plain torch.load does not make; {spelled('keep-types', True)} keeps it"
+                )
                 return LEFT_OUT
             self._note(kind, became, path)
             return value

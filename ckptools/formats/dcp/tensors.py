@@ -359,6 +359,6 @@ class _Objects:
         if len(self.lost) > MAX_LOST:
             problems.append(Problem(Code.VALUE_LOST, f"{len(self.lost) - MAX_LOST} more objects are lost"))
         if self.unread:
-            text = f"{self.unread} large objects were not read; {spelled('all-ranks')} reads them"
+            text = f"{self.unread} large objects were not read; {spelled('all-ranks', True)} reads them"
             problems.append(Problem(Code.VALUE_LOST, text, severity="note"))
         return problems

@@ -465,7 +465,7 @@ def _take_apart(
         units = infer_flat_layout(model, shapes, found[0] if len(found) == 1 else by_name)
     except UnknownLayoutError as error:
         if shapes is not None:
-            more = "" if all_ranks else f" (known from one rank only; try {spelled('all-ranks')})"
+            more = "" if all_ranks else f" (known from one rank only; try {spelled('all-ranks', True)})"
             _mark_local(model, f"{LOCAL}; {error}{more}")
         return False
     take_apart(model, units, _no_shapes(), shapes.shapes if shapes and shapes.ordered else ())

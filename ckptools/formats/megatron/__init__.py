@@ -208,7 +208,7 @@ class _MegatronFolder:
     def _check_stages(self) -> Iterator[Problem]:
         """Find stages, or expert ranks of a stage, without a readable file: their weights are absent without a gap."""
         here = {file.rank for file in self.builder.files if file.is_here and not file.part}
-        alone = f" with {spelled('only-this-file')}" if self.options.only_this_file else ""
+        alone = f" with {spelled('only-this-file', True)}" if self.options.only_this_file else ""
         for stage in range(self.grid.pp):
             places = (Coordinates(stage, e, t) for e in range(self.grid.ep) for t in range(self.grid.tp))
             ranks = set(map(self.grid.rank, places))

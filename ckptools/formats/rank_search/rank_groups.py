@@ -360,7 +360,7 @@ def files_matching(folder: Path, pattern: str, follow_symlinks: bool) -> list[Ra
     for path, _ in () if follow_symlinks else found:
         if not real_path(path).is_relative_to(real):
             raise UnsafePathError(
-                path, f"is or lies behind a link out of the folder; follow it with {spelled('follow-symlinks')}"
+                path, f"is or lies behind a link out of the folder; follow it with {spelled('follow-symlinks', True)}"
             )
     return _from_zero([_fitted(folder, pattern, p, m) for p, m in found])
 

@@ -91,7 +91,7 @@ class SalvagingReader:
 
     def _words(self, path: Path) -> str:
         nbytes = plural(self.cut[path], "byte")
-        return f"{path.name} is cut short: {nbytes}; what is in front of the cut is read ({spelled('salvage')})"
+        return f"{path.name} is cut short: {nbytes}; what is in front of the cut is read ({spelled('salvage', True)})"
 
 
 # -- files that torch saved under the name of another ------------------------------------------------------------------
