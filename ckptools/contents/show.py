@@ -71,7 +71,7 @@ def index_of(text: str) -> tuple[int | slice | EllipsisType, ...]:
         index = INDEX.fullmatch(part)
         if index is None or not (index[1] or index[2]):
             raise UsageError(
-                None, f"{spelled('values', True)} {text!r}: {part.strip()!r} is no index; write slices such as '0:4,:8'"
+                None, f"{spelled('values')} {text!r}: {part.strip()!r} is no index; write slices such as '0:4,:8'"
             )
         start, stop = (None if word is None else int(word) for word in (index[1], index[3]))
         found.append(slice(start, stop) if index[2] else int(index[1]))
@@ -96,12 +96,10 @@ def elements(tensor: Tensor, text: str) -> Any:
     try:
         cut = slicing_of(tensor.shape, index_of(text))
     except IndexError as error:
-        raise UsageError(None, f"{spelled('values', True)} {text!r}: {error}") from error
+        raise UsageError(None, f"{spelled('values')} {text!r}: {error}") from error
     box = cut.box
     if box.numel > MAX_ELEMENTS:
-        raise UsageError(
-            None, f"{spelled('values', True)} {text!r}: {box.numel} elements; at most {MAX_ELEMENTS} are shown"
-        )
+        raise UsageError(None, f"{spelled('values')} {text!r}: {box.numel} elements; at most {MAX_ELEMENTS} are shown")
     out = np.empty(box.sizes, raw_dtype(tensor.dtype))
     placed = replace(tensor, shards=tuple(_meeting(tensor, box)))
     _check_all_is_here(placed, box, text)
@@ -358,7 +356,7 @@ def show(
         UsageError: a key does not exist, or `values` is not a slice of its tensor.
     """
     if values is not None and not isinstance(values, str):  # a user may pass values=True, which `verify` accepts
-        raise UsageError(None, f"{spelled('values', True)} {values!r}: expected a slice such as '0:4,:8'")
+        raise UsageError(None, f"{spelled('values')} {values!r}: expected a slice such as '0:4,:8'")
     if with_all_ranks is not None and (all_ranks or _needs_all_ranks(ck, keys)):
         ck = with_all_ranks()
     chosen = _chosen(ck, keys)

@@ -448,8 +448,10 @@ def report_text(report: Report, screen: Screen = PIPE, private: bool = False, ev
     if brief:
         blocks[-1] += wrapped("", "-v adds where each fact is from, the layout, the optimizer and the rest", screen)
     else:
-        count = plural(len(report.differing), "value")
-        differing = [f"{count} differ between ranks, as they may; --json lists them"] if report.differing else []
+        named = printable(few(report.differing, 20))
+        if named and not everything and screen.rows is not None:
+            named = f"{plural(len(report.differing), 'value')} (-v names them)"
+        differing = wrapped("differs between ranks, as it may: ", named, screen) if named else []
         blocks += [
             list(_holds_lines(report, private, screen)),
             *(optimizer_lines(optimizer, screen) for optimizer in report.optimizers),

@@ -56,7 +56,7 @@ def as_html(value: Any) -> str | None:
 
 @in_python
 def as_text(value: Any) -> str:
-    """The text of a record as its command prints it, with options in Python's words; its `repr` before `show_with` was called."""
+    """The text of a record as its command prints it, in Python's words; its `repr` before `show_with` was called."""
     return _text_of(value)
 
 

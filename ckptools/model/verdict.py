@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 from ckptools.model.incidents import Cause, Consequence, Incident, incidents_of
 from ckptools.model.problems import Code
 from ckptools.model.records import displayed, to_dict
-from ckptools.text import clip_middle, plural
+from ckptools.text import clip, clip_middle, plural
 
 Depth = Literal["nothing", "listed", "structure", "bytes"]
 """How deep the check went: not at all; names and layout, which rely on present files; every rank's structure;
@@ -90,8 +91,8 @@ class Verdict:
         if errors:
             return _counted("whole, but ", errors)
         if not self.joinable:
-            said = [cause.about or cause.what for cause in self.causes if cause.code == NOT_JOINED]
-            return ": ".join(["whole, not joinable", *(clip_middle(text, MAX_ABOUT) for text in said[:1])])
+            named = (clip_middle(c.about, MAX_ABOUT) or c.what for c in self.causes if c.code == NOT_JOINED)
+            return clip(": ".join(["whole, not joinable", *islice(named, 1)]), MAX_HEADLINE)
         return _counted("whole, ", warnings) if warnings else f"whole: {self.extent}"
 
     @property

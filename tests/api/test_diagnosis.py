@@ -312,8 +312,10 @@ def test_the_command_begins_with_what_is_worth_a_look_where_every_byte_is_read(t
     assert (shallow.exit_code, deep.exit_code) == (0, 1) and "layers.5.up.weight" not in shallow.stdout
     assert "verify" in shallow.stdout and "--deep --values" in shallow.stdout
     lines = deep.stdout.splitlines()
-    assert lines[2].endswith("whole, but 1 error: NaN or infinity: model.layers.5.up.weight")
-    assert lines[4].startswith("BAD  bytes and values right?") and "layers.5.up.weight" in lines[5]
+    assert lines[2] == "whole, but 1 error: NaN or infinity: model.layers.5.up.weight"
+    assert lines[3].startswith("  CK201  model.layers.5.up.weight: 1 NaN")
+    assert lines[6].endswith("whole, but 1 error: NaN or infinity: model.layers.5.up.weight")
+    assert lines[7].startswith("BAD  bytes and values right?") and "layers.5.up.weight" in lines[8]
 
 
 def test_deep_answers_count_the_bytes_that_they_read(tmp_path):

@@ -92,7 +92,7 @@ def test_a_problem_names_the_argument_that_opens_the_rest(tmp_path):
     os.truncate(path, path.stat().st_size - 30)
     said = "what is in front of the cut is read"
     problems = [problem.message for problem in ckptools.open(path, salvage=True).problems]
-    assert any(f"{said} (salvage)" in message for message in problems), problems
+    assert any(f"{said} (salvage=True)" in message for message in problems), problems
     assert f"{said} (--salvage)" in CliRunner().invoke(app, ["inspect", str(path), "--salvage"]).stdout
 
 

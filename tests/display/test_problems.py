@@ -60,9 +60,7 @@ def test_a_culprit_is_named_once_and_a_wide_one_on_a_line_of_its_own():
     shown = lines(stray, *mixed, Problem(Code.TENSOR_OVERLAP, "y", 3), screen=Screen(80, 20))
     assert shown == [
         "  rank 3  CK006  w: x",
-        "          CK102  y",
-        "          CK104  w: x",
-        "          CK105 too",
+        "          CK102, CK104, CK105 too",
         "                 put the files of one save together: copy the file of rank 3",
         "                 again from where it was saved",
         "  model-00001-of-00002.safetensors",

@@ -54,7 +54,7 @@ def test_a_file_that_may_not_be_read_is_one_line(ranks, tmp_path, command):
 def test_a_rank_that_may_not_be_read_is_named(ranks, command):
     done = ckptools(command, ranks / "rank0.pt")
     assert done.returncode == 1
-    assert "CK015  rank 1: rank1.pt cannot be read: permission denied" in done.stdout
+    assert "rank 1  CK015  rank1.pt cannot be read: permission denied" in done.stdout
 
 
 def test_permission_is_not_told_as_damage(ranks):
@@ -66,7 +66,7 @@ def test_consolidation_refuses_what_it_may_not_read(ranks, tmp_path):
     done = ckptools("consolidate", ranks, "-o", tmp_path / "out.pt")
     first, cause, *_ = done.stderr.splitlines()
     assert done.returncode == 4 and first.startswith(f"error: {ranks}: NOT WHOLE: rank 1 not readable; 51 ")
-    assert cause == "  CK015  rank 1: rank1.pt cannot be read: permission denied"
+    assert cause == "  rank 1  CK015  rank1.pt cannot be read: permission denied"
     assert "missing" not in done.stderr.replace("--allow-missing", "") and "CK002" not in done.stderr
     assert [p.name for p in tmp_path.iterdir()] == ["ranks"]
 
@@ -76,7 +76,7 @@ def test_a_data_file_of_a_dcp_that_may_not_be_read_has_the_same_cause_in_every_c
     (dcp / "__1_0.distcp").chmod(0)
     done = ckptools(command, dcp, *(["-o", tmp_path / "out.pt"] if command == "consolidate" else []))
     said = " ".join((done.stdout + done.stderr).split())
-    assert "CK015 rank 1" in said and "__1_0.distcp cannot be read: permission denied" in said
+    assert "rank 1 CK015" in said and "__1_0.distcp cannot be read: permission denied" in said
     assert "CK106" not in said and "CK002" not in said
 
 

@@ -67,5 +67,5 @@ def test_what_was_found_is_a_problem_with_a_code():
     assert [(p.code, p.severity) for p in report.problems] == [("CK302", "warning"), ("CK301", "note")]
     assert "a foreign class" in report.problems[1].message
     assert report.problems[1].message.endswith("pkg.A at a and 1 more place")
-    text = "the pickle names os.system, which could run code; ckptools ran nothing"
-    assert (report.verdict.whole, report.verdict.headline) == (True, f"whole, 1 warning: {text}")
+    assert report.problems[0].message == "the pickle names os.system, which could run code; ckptools ran nothing"
+    assert (report.verdict.whole, report.verdict.headline) == (True, "whole, 1 warning: name that could run code")

@@ -126,9 +126,9 @@ def flip(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda path: os.truncate(path, path.stat().st_size // 2), "ep1-ba4-rank1.pt"),
-        (Path.unlink, "no file ep1-ba4-rank1.pt"),
-        (flip, "ep1-ba4-rank1.pt"),
+        (lambda path: os.truncate(path, path.stat().st_size // 2), "CK002 rank 1 cut short or damaged"),
+        (Path.unlink, "CK001 rank 1 missing"),
+        (flip, "CK004 rank 1 damaged (bad CRC-32)"),
     ],
     ids=["cut", "missing", "a wrong bit"],
 )

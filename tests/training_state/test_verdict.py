@@ -62,7 +62,7 @@ def test_a_lost_rank_of_which_another_is_a_replica_can_be_recovered_but_for_its_
     found = verdict_of(without(HSDP, tmp_path, "rank2.pt"))
     assert answers(found) == (False, True, True, "structure")
     assert found.lost == ("what rank 2 had for itself: rng",)
-    assert found.headline.endswith("recoverable: the whole model and optimizer are here, but not " + found.lost[0])
+    assert found.remark == "recoverable: the whole model and optimizer are here, but not " + found.lost[0]
 
 
 def test_a_cut_rank_of_which_another_is_a_replica_can_be_recovered_too(tmp_path):
@@ -70,7 +70,7 @@ def test_a_cut_rank_of_which_another_is_a_replica_can_be_recovered_too(tmp_path)
     os.truncate(copied / "rank1.pt", 5000)
     found = verdict_of(ckptools.open(copied))
     assert answers(found) == (False, True, True, "structure")
-    assert found.headline.startswith("NOT WHOLE: rank 1 cut short or damaged; recoverable: ")
+    assert found.in_one_line.startswith("NOT WHOLE: rank 1 cut short or damaged; recoverable: ")
 
 
 @pytest.mark.parametrize("lost", [("rank0.pt", "rank2.pt"), ("rank1.pt", "rank3.pt")], ids=str)
@@ -118,7 +118,8 @@ def test_what_hints_at_more_files_makes_it_unproven():
     more = Problem(Code.ONE_OF_SEVERAL, "stage 1 of perhaps 2", severity="warning")
     found = verdict_of(checkpoint(TREE, problems=(more,)))
     assert answers(found) == (None, None, True, "structure") and perhaps_more([more])
-    assert found.headline.startswith("1 file, whole in itself; files that are not here may hold more; 1 warning: ")
+    assert found.headline == "not proven whole; 1 warning: stage 1 of perhaps 2"
+    assert found.remark == "1 file, whole in itself; files that are not here may hold more"
 
 
 def test_a_part_that_is_known_to_be_one_is_not_whole():
