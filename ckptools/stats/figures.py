@@ -442,11 +442,11 @@ def _sides(pair: Pair) -> tuple[list[Tensor], list[tuple[str, str]]]:
     return [located(part.tensor) for part in parts] if can else [], problems
 
 
-def _update_sums_of(bands: Iterable[tuple[Box, list[Values]]], pair: Pair) -> UpdateSums:
+def _update_sums_of(bands: Iterable[tuple[int, list[Values]]], pair: Pair) -> UpdateSums:
     """Sum a parameter's moments and its update, band by band."""
     sums = np.zeros(len(UpdateSums._fields))
     for _, values in bands:
-        first, second = (one.astype("f8").reshape(-1) for one in values)
+        first, second = (one.astype("f8") for one in values)
         finite = np.isfinite(first) & np.isfinite(second)
         negative = finite & (second < 0)
         usable = finite & ~negative
@@ -575,12 +575,14 @@ def _side(tensor: Tensor) -> tuple[list[SharedRegion], str]:
     return shared_regions([located(tensor)]) if found.sources else [], found.problem
 
 
-def _alive(_: int, region: SharedRegion, bands: Iterable[tuple[Box, list[Values]]]) -> tuple[Box, Flags]:
+def _alive(_: int, region: SharedRegion, bands: Iterable[tuple[int, list[Values]]]) -> tuple[Box, Flags]:
     """Return a region, and for each of its rows whether any element is nonzero."""
-    alive = np.zeros(region.box.sizes[0], np.bool_)
-    for box, values in bands:
-        first = box.offsets[0] - region.box.offsets[0]
-        alive[first : first + box.sizes[0]] |= (values[0] != 0).any(axis=1)
+    rows, width = region.box.sizes
+    alive = np.zeros(rows, np.bool_)
+    for start, (values,) in bands:
+        row, within = divmod(start, width)  # the first row may have begun in the band before
+        edges = np.maximum(np.arange(-within, len(values), width), 0)
+        alive[row : row + len(edges)] |= np.logical_or.reduceat(values != 0, edges)
     return region.box, alive
 
 

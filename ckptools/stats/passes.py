@@ -29,10 +29,10 @@ from ckptools.model.tensor import Tensor
 from ckptools.option import spelled
 from ckptools.tensor_io import fetch_ahead
 from ckptools.tensor_io.dcp_items import with_source
-from ckptools.tensor_io.elements import BAND, Piece, pieces_of, raw_bands
+from ckptools.tensor_io.elements import Piece, pieces_of, raw_bands, side_by_side
 from ckptools.tensor_io.fetch_ahead import Progress, in_ranks, parts_of_all, thread_count
-from ckptools.tensor_io.numbers import Raw, decoded, halves, raw_dtype
-from ckptools.tensor_io.read import extent, fill
+from ckptools.tensor_io.numbers import Raw, decoded, halves
+from ckptools.tensor_io.read import extent
 from ckptools.tensor_io.slicing import bands_of
 from ckptools.text import plural
 from ckptools.training_state.sections import SectionKind, sections_of_kind
@@ -244,8 +244,8 @@ def over(
     arrays: Sequence[Sequence[Source]],
     names: Sequence[str],
     collect: Callable[[int, Piece, Iterator[Raw]], Result],
-    jobs: int | None = None,
-    progress: Progress | None = None,
+    jobs: int | None,
+    progress: Progress | None,
 ) -> list[PassResult[Result]]:
     """Read every array once, and collect its elements.
 
@@ -289,9 +289,14 @@ class SharedRegion(NamedTuple):
     shards: tuple[tuple[Shard, ...], ...]
 
     @property
+    def dtypes(self) -> list[str]:
+        """The dtype of each tensor."""
+        return [own[0].source.dtype for own in self.shards if own[0].source is not None]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the region in all tensors."""
-        return self.box.numel * sum(ITEMSIZE[s[0].source.dtype] for s in self.shards if s[0].source is not None)
+        return self.box.numel * sum(ITEMSIZE[dtype] for dtype in self.dtypes)
 
 
 def shared_regions(tensors: Sequence[Tensor]) -> list[SharedRegion]:
@@ -320,22 +325,24 @@ def _covers(box: Box, shards: Sequence[Shard]) -> bool:
 def over_regions(
     regions: Sequence[Sequence[SharedRegion]],
     names: Sequence[str],
-    collect: Callable[[int, SharedRegion, Iterator[tuple[Box, list[Values]]]], Result],
-    jobs: int | None = None,
-    progress: Progress | None = None,
+    collect: Callable[[int, SharedRegion, Iterator[tuple[int, list[Values]]]], Result],
+    jobs: int | None,
+    progress: Progress | None,
 ) -> list[PassResult[Result]]:
     """Read every region once, and collect its values.
 
-    Each row has regions, and a name for `progress`. `collect` gets the number of a row and the bands of a region, or of
-    part of one, and makes its result. A band is a box, and for each tensor the numbers in it, in the shape of the box.
+    Each row has regions, and a name for `progress`. `collect` gets the number of a row, a region or part of one, and
+    its bands, and makes a result. A band is the number of its first element in the region, in row-major order, and a
+    flat array of numbers for each tensor.
     """
     found: list[PassResult[Result]] = [PassResult() for _ in regions]
     parts = [(n, region._replace(box=box)) for n, own in enumerate(regions) for region in own for box in _parts(region)]
 
     def read(number: int, region: SharedRegion, files: OpenFiles, given_up: Event) -> Result:
-        boxes = takewhile(lambda _: not given_up.is_set(), bands_of(region.box, BAND))
-        bands = ((box, [_numbers_in(box, shards, files) for shards in region.shards]) for box in boxes)
-        return collect(number, region, bands)
+        dtypes = region.dtypes
+        raw = side_by_side(region.box, list(zip(dtypes, region.shards, strict=True)), files)
+        bands = takewhile(lambda _: not given_up.is_set(), raw)
+        return collect(number, region, ((start, list(map(numbers, own, dtypes))) for start, own in bands))
 
     def reads(region: SharedRegion) -> list[fetch_ahead.Part]:
         shards = (shard for shards in region.shards for shard in shards)
@@ -347,14 +354,6 @@ def over_regions(
 
 def _parts(region: SharedRegion) -> Iterator[Box]:
     return bands_of(region.box, max(PIECE * region.box.numel // max(region.nbytes, 1), 1))
-
-
-def _numbers_in(box: Box, shards: Sequence[Shard], files: OpenFiles) -> Values:
-    source = shards[0].source
-    assert source is not None
-    raw = np.empty(box.sizes, raw_dtype(source.dtype))
-    fill(raw, box, shards, files)
-    return numbers(raw, source.dtype)
 
 
 def numbers(raw: Values, dtype: str) -> Values:
