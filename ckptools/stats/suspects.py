@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
@@ -19,7 +18,7 @@ from ckptools.keys.entries import layer_and_role
 from ckptools.keys.value_digests import once
 from ckptools.model.problems import Severity
 from ckptools.model.records import Looked, grouped
-from ckptools.model.shards import Shard
+from ckptools.model.shards import Shard, Source
 from ckptools.stats.passes import MeasuredPart, located, numbers
 from ckptools.stats.record import Oddity, Stats, Suspect, Suspects
 from ckptools.tensor_io.elements import pieces_of, raw_bands
@@ -65,6 +64,9 @@ MIN_APART = 256
 
 APART = 1 / 64
 """Largest share of elements that count as outliers."""
+
+MOST_NAMED = 8
+"""At most this many rows of zeros are named."""
 
 FEW_VALUES = 3
 """A tensor with at most this many distinct values, such as a mask, is not a weight."""
@@ -181,39 +183,33 @@ def _all_zero(
 # -- read a tensor again -----------------------------------------------------------------------------------------------
 
 
-def _shards(part: MeasuredPart) -> list[Shard]:
-    """Choose one readable shard for each region."""
-    tensor = located(part.tensor)
-    return list({shard.box: shard for shard in reversed(tensor.found) if shard.box.numel}.values())[::-1]
+def _shards(part: MeasuredPart) -> list[tuple[Shard, Source]]:
+    """Choose one readable shard for each region, with its source; encoded shards, which have none, are left out."""
+    chosen = once(located(part.tensor)).shards
+    return [(s, s.source) for s in reversed(chosen) if s.box.numel and s.source is not None]
 
 
-def _values(shard: Shard, files: OpenFiles) -> Iterator[np.ndarray]:
-    """Yield the elements of a shard as numbers, band by band in row-major order."""
-    source = shard.source
-    assert source is not None
+def _in_order(part: MeasuredPart) -> list[tuple[Shard, Source]]:
+    """The shards whose elements lie in the file in row-major order, so that their number gives their index."""
+    return [(shard, source) for shard, source in _shards(part) if source.contiguous]
+
+
+def _values(source: Source, files: OpenFiles) -> Iterator[np.ndarray]:
+    """Yield the elements of a source as numbers, band by band."""
     with files.open(source.path) as file:
         for piece in pieces_of(source, 1 << 62):
             for raw in raw_bands(piece, file):
                 yield numbers(raw, source.dtype)
 
 
-def _flags(shard: Shard, files: OpenFiles, test: Callable[[np.ndarray], np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield whether each element of a shard passes a test, band by band in row-major order."""
-    return map(test, _values(shard, files))
-
-
 def _first(part: MeasuredPart, files: OpenFiles, test: Callable[[np.ndarray], np.ndarray]) -> str:
     """Locate the first element that passes a test: `, first at [12, 4031]`."""
     with suppress(ReadError):
-        for shard in _shards(part):
-            if shard.source is None or not shard.source.contiguous or shard.encoded is not None:
-                continue
+        for shard, source in _in_order(part):
             before = 0
-            for flags in _flags(shard, files, test):
+            for flags in map(test, _values(source, files)):
                 if flags.any():
-                    index = np.unravel_index(before + int(flags.argmax()), shard.box.sizes)
-                    where = [int(n) + offset for n, offset in zip(index, shard.box.offsets, strict=True)]
-                    return f", first at {shape(where)}{_whose(shard)}"
+                    return f", first at {shape(shard.box.index_of(before + int(flags.argmax())))}{_whose(shard)}"
                 before += len(flags)
     return ""
 
@@ -222,67 +218,43 @@ def _whose(shard: Shard) -> str:
     return "" if shard.rank is None else f" (rank {shard.rank})"
 
 
-@dataclass
-class _Runs:
-    """Runs of zeros in one shard: the longest, the one at the end, and the rows that are all zero."""
-
-    width: int
-    longest: tuple[int, int] = (0, 0)
-    last: tuple[int, int] = (0, 0)
-    dead: int = 0
-    first_dead: tuple[int, ...] = ()
-    total: int = 0
-
-    def ends(self, start: int, stop: int) -> None:
-        """Record a run of zeros that ended."""
-        self.longest = max(self.longest, (stop - start, -start))
-        first, behind = -(-start // self.width), stop // self.width
-        if behind > first:
-            self.dead += behind - first
-            self.first_dead = (*self.first_dead, *range(first, min(behind, first + 8)))[:8]
-
-
-def _runs_of(shard: Shard, files: OpenFiles) -> _Runs:
-    found, before, start = _Runs(max(shard.box.sizes[-1:] or (1,))), 0, None
-    for flags in _flags(shard, files, lambda values: values == 0):
-        found.total += int(np.count_nonzero(flags))
-        edges = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).view("i1")))
-        if start is not None and (not len(edges) or edges[0]):
-            found.ends(start, before)
-            start = None
-        for low, high in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-            begin = start if start is not None else before + low
-            start = begin if high == len(flags) else None
-            if start is None:
-                found.ends(begin, before + high)
-        before += len(flags)
-    if start is not None:
-        found.ends(start, before)
-        found.last = (before - start, start)
-    return found
+def _changes(source: Source, files: OpenFiles) -> Iterator[int]:
+    """Yield where each run of zeros begins, and where it ends, in turn."""
+    before, last = 0, np.int8(0)
+    for values in _values(source, files):
+        zero = (values == 0).view("i1")
+        yield from (np.flatnonzero(np.diff(zero, prepend=last)) + before).tolist()
+        before, last = before + len(zero), zero[-1]
+    if last:
+        yield before
 
 
 def _zeros(part: MeasuredPart, row: Stats, files: OpenFiles) -> Iterator[Suspect]:
     """Report a long run of zeros, or rows of a matrix that are all zero."""
     dead, named = 0, list[int]()
-    for shard in _shards(part):
-        if shard.source is None or not shard.source.contiguous or shard.encoded is not None:
-            continue
-        runs, elements = _runs_of(shard, files), shard.box.numel
-        length, start = runs.longest[0], -runs.longest[1]
-        in_rows = len(row.shape) > 1 and shard.box.sizes[-1] == row.shape[-1]
-        if in_rows and runs.dead:
-            first = shard.box.offsets[0] if len(row.shape) == 2 else 0
-            dead, named = dead + runs.dead, [*named, *(n + first for n in runs.first_dead)]
-        whole_rows = in_rows and not start % runs.width and not length % runs.width
-        if whole_rows or length == elements or not _no_accident(length, runs.total, elements):
+    for shard, source in _in_order(part):
+        width, elements = shard.box.sizes[-1] if shard.box.sizes else 1, shard.box.numel
+        in_rows = len(row.shape) > 1 and width == row.shape[-1]
+        first = shard.box.offsets[0] if len(row.shape) == 2 else 0
+        start = length = zeros = 0
+        changes = _changes(source, files)
+        for low, high in zip(changes, changes, strict=True):
+            zeros += high - low
+            if high - low > length:
+                start, length = low, high - low
+            if in_rows and high - low >= width:
+                rows = range(-(-low // width), high // width)
+                dead += len(rows)
+                named += [first + n for n in rows[: MOST_NAMED - len(named)]]
+        whole_rows = in_rows and not start % width and not length % width
+        if whole_rows or length == elements or not _no_accident(length, zeros, elements):
             continue
         where = "the last" if start + length == elements else f"from {count(start)} on"
         words = f"{where} {length:,} of {elements:,} elements are zero{_whose(shard)}"
         yield _suspect(row, "zeros", words, "error")
         return
     if dead and len(row.shape) == 2:
-        few = f": {first_few(named)}{' …' if dead > len(named[:8]) else ''}"
+        few = f": {first_few(named)}{' …' if dead > len(named) else ''}"
         yield _suspect(row, "dead rows", f"{plural(dead, 'row')} of {row.shape[0]:,} all zero{few}")
 
 
@@ -327,51 +299,28 @@ def _out_of_range(part: MeasuredPart, row: Stats, least: float, files: OpenFiles
         if too_large:
             yield _suspect(row, "out of range", f"largest magnitude {largest}")
         return
+    limit = LARGEST if too_large else least
     with suppress(ReadError):  # reported in the tensor's row
-        sizes = _Sizes.of(part, files, LARGEST if too_large else least)
-        said = plural(sizes.large, "element")
-        if too_large:
-            if len(sizes.different) <= FEW_VALUES and (len(row.shape) > 2 or not WEIGHT.search(_last_word(part))):
-                return
-            yield _suspect(row, "out of range", f"{said} beyond {LARGEST:,.0f}, the largest {largest}{sizes.at}")
-        elif sizes.large <= APART * row.elements and sizes.smallest >= MIN_GAP * sizes.below > 0:
-            times = f"{sizes.smallest / sizes.below:,.0f} x as large as all others"
-            yield _suspect(row, "out of range", f"{said} {times}: {largest}{sizes.at}")
-
-
-@dataclass
-class _Sizes:
-    """Magnitudes of the elements of a tensor that reach a limit, and of the others.
-
-    Attributes:
-        large: number of elements that reach the limit.
-        smallest: smallest magnitude that reaches it.
-        below: largest magnitude that does not.
-        at: index of the first element that reaches it: `, first at [12, 4031]`.
-        different: some of the distinct values, at most one more than `FEW_VALUES`.
-    """
-
-    large: int = 0
-    smallest: float = math.inf
-    below: float = 0.0
-    at: str = ""
-    different: set[float] = field(default_factory=set)
-
-    @classmethod
-    def of(cls, part: MeasuredPart, files: OpenFiles, limit: float) -> _Sizes:
-        """Read a tensor again and measure its magnitudes."""
-        found = cls(at=_first(part, files, lambda values: np.abs(values) >= limit))
-        for shard in _shards(part):
-            for values in _values(shard, files) if shard.source is not None and shard.encoded is None else ():
+        at = _first(part, files, lambda values: np.abs(values) >= limit)
+        large, smallest, below, different = 0, math.inf, 0.0, set[float]()
+        for _, source in _shards(part):
+            for values in _values(source, files):
                 finite = values[np.isfinite(values)]
                 sizes = np.abs(finite.astype("f8"))
-                large = sizes[sizes >= limit]
-                found.large += len(large)
-                found.smallest = min(found.smallest, large.min(initial=math.inf))
-                found.below = max(found.below, sizes.max(where=sizes < limit, initial=0.0))
-                if len(found.different) <= FEW_VALUES:
-                    found.different |= set(np.unique(finite)[: FEW_VALUES + 1].tolist())
-        return found
+                beyond = sizes[sizes >= limit]
+                large += len(beyond)
+                smallest = min(smallest, beyond.min(initial=math.inf))
+                below = max(below, sizes.max(where=sizes < limit, initial=0.0))
+                if len(different) <= FEW_VALUES:
+                    different |= set(np.unique(finite)[: FEW_VALUES + 1].tolist())
+        said = plural(large, "element")
+        if too_large:
+            if len(different) <= FEW_VALUES and (len(row.shape) > 2 or not WEIGHT.search(_last_word(part))):
+                return
+            yield _suspect(row, "out of range", f"{said} beyond {LARGEST:,.0f}, the largest {largest}{at}")
+        elif large <= APART * row.elements and smallest >= MIN_GAP * below > 0:
+            times = f"{smallest / below:,.0f} x as large as all others"
+            yield _suspect(row, "out of range", f"{said} {times}: {largest}{at}")
 
 
 # -- compare with other layers -----------------------------------------------------------------------------------------

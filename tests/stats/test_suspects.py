@@ -10,7 +10,10 @@ import torch
 
 import ckptools
 from ckptools.keys.entries import layer_and_role
+from ckptools.stats.figures import statistics
+from ckptools.stats.passes import MeasuredPart
 from ckptools.stats.record import Suspect, statistics_text
+from tests.stats.test_figures import stored
 
 LAYERS = 32
 ROLES = {"attn.o_proj.weight": (48, 48), "mlp.up_proj.weight": (64, 48), "mlp.down_proj.weight": (48, 64)}
@@ -129,6 +132,14 @@ def test_rows_of_zeros_are_dead_rows_and_no_error(tmp_path):
     ((name, what, severity, words),) = found(tmp_path, model)
     assert (name, what, severity) == ("embed.weight", "dead rows", "warning")
     assert words.startswith("12 rows of 512 all zero: 500, 501")
+
+
+def test_dead_rows_in_several_shards_are_one_list(tmp_path):
+    values = torch.randn(64, 48)
+    values[3:9] = values[40:46] = 0
+    part = MeasuredPart("embed.weight", "model", stored(tmp_path / "t", values, cuts=2))
+    (one,) = statistics(tmp_path, [part], histogram=False).suspects
+    assert one.words == "12 rows of 64 all zero: 3, 4, 5, 6, 7, 8, 40, 41 …"
 
 
 def test_scattered_zeros_of_a_pruned_matrix_are_no_block(tmp_path):
