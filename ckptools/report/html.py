@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -45,7 +44,7 @@ from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.incidents import Cause, Consequence, Incident, causes_of, consequences_of, incidents_of
 from ckptools.model.problems import Code, Problem, worst_first
-from ckptools.model.records import Rows, grouped
+from ckptools.model.records import grouped
 from ckptools.model.verdict import Verdict
 from ckptools.pictures.heat_map import heat_map, rms_cells
 from ckptools.pictures.rank_map import bytes_by_section, rank_map
@@ -233,7 +232,7 @@ def report_page(found: PageContents, interactive: bool = False) -> str:
     page = Page(f"ckptools inspect {report.arguments or 'FILES'}", LIMITS, headed=True)
     _first_screen(page, found, problems)
     contents = len(page.blocks)
-    if found.statistics is not None and found.statistics.suspects:
+    if found.statistics is not None:
         suspect_table(page, found.statistics.suspects)
     drawn = "".join(picture.html() for picture in pictures_of(found))
     if drawn:
@@ -246,7 +245,7 @@ def report_page(found: PageContents, interactive: bool = False) -> str:
     if found.statistics is not None:
         title = f"values of {plural(found.statistics.tensors, 'tensor')}"
         every = f"ckptools stats {report.arguments or 'FILES'} --limit 0"
-        statistics_table(page, replace(found.statistics, suspects=Rows()), title, every)
+        statistics_table(page, found.statistics, title, every)
     for cause in causes_of(problems, ("note",)):
         page.line(f"{cause.code} {cause.where}: {cause.what}", "dim")
     kinds: dict[Code, None] = dict.fromkeys(problem.kind for problem in problems)

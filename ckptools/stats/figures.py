@@ -47,7 +47,7 @@ from ckptools.stats.passes import (
     tensors_chosen,
     together,
 )
-from ckptools.stats.record import BINS, DeadRows, Moments, Statistics, Stats, with_totals
+from ckptools.stats.record import BINS, NOT_LOOKED, DeadRows, Moments, Statistics, Stats, with_totals
 from ckptools.stats.suspects import suspects
 from ckptools.tensor_io import read
 from ckptools.tensor_io.elements import BAND, Piece, buffer
@@ -94,7 +94,7 @@ def statistics(
     floats = [s for s, a in zip(sums, arrays, strict=True) if a and is_floating(a[0].dtype)]
     l2 = (reduce(merged, floats, NOTHING).l2 or 0.0) if whole else None
     elements, nonfinite = sum(row.elements for row in rows), sum(row.nonfinite for row in rows)
-    odd = suspects(parts, rows, [taken[one][0].peaks for one in readables]) if look else None
+    odd = suspects(parts, rows, [taken[one][0].peaks for one in readables]) if look else NOT_LOOKED
     return with_totals(path, "values", rows, started, sum(one.nbytes for one in found), elements, nonfinite, l2, odd)
 
 
@@ -224,7 +224,7 @@ def merged(a: Sums, b: Sums) -> Sums:
     """Merge the sums of two sets of elements."""
     if not a.count or not b.count:
         finite, other = (a, b) if a.count else (b, a)
-        return replace(finite, nan=finite.nan + other.nan, inf=finite.inf + other.inf)
+        return finite if not other.elements else replace(finite, nan=finite.nan + other.nan, inf=finite.inf + other.inf)
     scale = max(a.scale, b.scale)
     (mean_a, m2_a), (mean_b, m2_b) = _at(a, scale), _at(b, scale)
     count, apart = a.count + b.count, mean_b - mean_a

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -173,9 +173,12 @@ NOT_ASKED = Looked(0, 0, "not asked for")
 class Suspects(NamedTuple):
     """All tensors worth a look, the worst first, and how many tensors were examined."""
 
-    found: tuple[Suspect, ...]
-    in_range: Looked
-    in_line: Looked
+    found: Rows[Suspect] = Rows()
+    in_range: Looked = NOT_ASKED
+    in_line: Looked = NOT_ASKED
+
+
+NOT_LOOKED = Suspects()
 
 
 @displayed
@@ -235,14 +238,11 @@ def with_totals(
     elements: int,
     nonfinite: int = 0,
     l2: float | None = None,
-    odd: Suspects | None = None,
+    odd: Suspects = NOT_LOOKED,
 ) -> Statistics[Any]:
     """Make the record from rows, and measure the time since `started`, a value of `perf_counter`."""
     wrong, seconds = sum(bool(row.problem) for row in rows), time.perf_counter() - started
-    found = Statistics(path, of, len(rows), elements, l2, nonfinite, wrong, nbytes, seconds, Rows(rows))
-    if odd is None:
-        return found
-    return replace(found, suspects=Rows(odd.found), in_range=odd.in_range, in_line=odd.in_line)
+    return Statistics(path, of, len(rows), elements, l2, nonfinite, wrong, nbytes, seconds, Rows(rows), *odd)
 
 
 # -- the record of `stats` as text and as HTML -------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def statistics_text(found: Statistics[Any], screen: Screen = PIPE, ascii: bool =
     return "\n".join(lines).lstrip("\n")
 
 
-def suspect_lines(suspects: Sequence[Suspect], screen: Screen = PIPE) -> list[str]:
+def suspect_lines(suspects: Sequence[Suspect], screen: Screen) -> list[str]:
     """Render the tensors worth a look; several with the same words share a line."""
     rows = suspect_cells(suspects)
     shown = rows if screen.rows is None else rows[:MAX_SUSPECTS]
@@ -310,7 +310,7 @@ def suspect_cells(suspects: Sequence[Suspect]) -> list[tuple[Mark, str, str]]:
     return made
 
 
-def fields_and_rows(found: Statistics[Any], ascii: bool = False) -> tuple[tuple[Field, ...], Sequence[Any]]:
+def fields_and_rows(found: Statistics[Any], ascii: bool) -> tuple[tuple[Field, ...], Sequence[Any]]:
     """Choose the columns and rows of the table; for dead rows, only matrices that have some."""
     rows: Sequence[Any] = found.rows
     fields = {"values": _of_values(rows, ascii), "moments": MOMENTS, "dead rows": DEAD}[found.of]
@@ -471,24 +471,24 @@ def statistics_html(found: Statistics[Any]) -> str:
 
     page = Page(DICTS)
     page.line(repr(found))
+    suspect_table(page, found.suspects)
     statistics_table(page, found)
     return page.html()
 
 
 def suspect_table(page: Page, suspects: Sequence[Suspect]) -> None:
-    """Add a table of the tensors worth a look."""
+    """Add a table of the tensors worth a look; nothing if there are none."""
     rows = [(name, words) for _, name, words in suspect_cells(suspects)]
-    page.table("worth a look", (Column("tensor", "name"), Column("what")), rows, opened=True)
+    if rows:
+        page.table("worth a look", (Column("tensor", "name"), Column("what")), rows, opened=True)
 
 
 def statistics_table(page: Page, found: Statistics[Any], title: str = "", rest: str = "") -> None:
     """Add a row for each tensor, the tensors not read in full, and a line of totals."""
     from ckptools.display.html import MAX_ROWS
 
-    fields, rows = fields_and_rows(found)
+    fields, rows = fields_and_rows(found, ascii=False)
     cells = [[field.cell(row) for field in fields] for row in rows[:MAX_ROWS]]
-    if found.suspects:
-        suspect_table(page, found.suspects)
     columns = [field.column for field in fields]
     page.table(title or plural(len(rows), "row"), columns, cells, len(rows), opened=True, rest=rest)
     for row in [row for row in found.rows if row.problem][:MAX_PROBLEMS]:

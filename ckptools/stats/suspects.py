@@ -17,7 +17,7 @@ from ckptools.files.opening import OpenFiles
 from ckptools.keys.entries import layer_and_role
 from ckptools.keys.value_digests import once
 from ckptools.model.problems import Severity
-from ckptools.model.records import Looked, grouped
+from ckptools.model.records import Looked, Rows, grouped
 from ckptools.model.shards import Shard, Source
 from ckptools.stats.passes import MeasuredPart, located, numbers
 from ckptools.stats.record import Oddity, Stats, Suspect, Suspects
@@ -120,7 +120,7 @@ def suspects(parts: Sequence[MeasuredPart], rows: Sequence[Stats], peaks: Sequen
     compared = sum(len(members) for members in roles.values() if len(members) >= MIN_LAYERS)
     few_layers = f"fewer than {MIN_LAYERS} layers have such a tensor" if len(numbered) > compared else ""
     return Suspects(
-        tuple(sorted(found, key=lambda one: (one.severity != "error", order.index(one.what)))),
+        Rows(sorted(found, key=lambda one: (one.severity != "error", order.index(one.what)))),
         Looked(
             sum(row.elements == row.numel for _, row, _ in weights),
             len(weights) + len(coded),
