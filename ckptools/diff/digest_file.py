@@ -6,6 +6,7 @@ digest and a short text.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from ckptools.diff.sides import (
     SideValue,
     contents_of,
 )
-from ckptools.diff.tensor_values import Reading, digests_of, is_sha256
+from ckptools.diff.tensor_values import Reading, with_digests
 from ckptools.display.record_json import to_json
 from ckptools.dtypes import ITEMSIZE
 from ckptools.errors import ReadError
@@ -60,10 +61,8 @@ def write_digest_file(
     with OpenFiles() as files:
         contents = contents_of(ck, files)
         tensors = list(contents.tensors.values())
-        digests = digests_of(tensors, Reading(files, thread_count(jobs), progress=progress or no_progress))
-    for one, text in zip(tensors, digests, strict=True):
-        sha256, problem = (text, "") if is_sha256(text) else ("", text)
-        contents.tensors[one.identity] = one._replace(sha256=sha256, problem=problem, tensor=None)
+        how = Reading(files, thread_count(jobs), progress=progress or no_progress)
+        contents.tensors = {one.identity: one._replace(tensor=None) for one in with_digests(tensors, how)}
     if current().rank == 0:
         data = {
             "schema": SCHEMA,
@@ -128,7 +127,7 @@ def read_digest_file(path: Path) -> Contents:
             tuple(int(rank) for rank in data["lost_ranks"]),
             _texts(data["damage"]),
             _texts(data["notes"]),
-            {_texts(one) for one in data["by_rank"]},
+            set(map(_identity, data["by_rank"])),
             bool(data.get("text_keys", True)),
             str(data["written_by"]),
             dict(map(_container, data["containers"])),
@@ -140,11 +139,11 @@ def read_digest_file(path: Path) -> Contents:
 
 def _tensor(data: Mapping[str, Any]) -> SideTensor:
     made = SideTensor(
-        _identity(data), str(data["name"]), _subject(data), str(data["dtype"]), tuple(map(int, data["shape"])),
-        str(data["layout"]), bool(data["number"]), bool(data["assumed"]), str(data["problem"]), None,
-        str(data["sha256"]), str(data["traits"]),
+        _identity(data["identity"]), str(data["name"]), _subject(data), str(data["dtype"]),
+        tuple(map(int, data["shape"])), str(data["layout"]), bool(data["number"]), bool(data["assumed"]),
+        str(data["problem"]), None, str(data["sha256"]), str(data["traits"]),
     )  # fmt: skip
-    if made.dtype not in ITEMSIZE or not (made.problem or is_sha256(made.sha256)):
+    if made.dtype not in ITEMSIZE or not (made.problem or re.fullmatch("[0-9a-f]{64}", made.sha256)):
         raise ValueError(made.dtype)
     return made
 
@@ -153,7 +152,7 @@ def _value(data: Mapping[str, Any]) -> SideValue:
     contents = {_int(one["rank"]): _content(one) for one in data["contents"]}
     if not contents:
         raise ValueError("contents")
-    return SideValue(_identity(data), str(data["name"]), _subject(data), contents, bool(data["number"]))
+    return SideValue(_identity(data["identity"]), str(data["name"]), _subject(data), contents, bool(data["number"]))
 
 
 def _group(data: Mapping[str, Any]) -> SideGroup:
@@ -166,7 +165,7 @@ def _container(data: Mapping[str, Any]) -> tuple[tuple[Identity, int | None], Si
     form = ContainerForm(*(str(data[name]) for name in ContainerForm._fields))
     rank = _int(data["rank"])
     made = SideContainer(str(data["name"]), _subject(data), rank, bool(data["by_name"]), None, form)
-    return (_identity(data), rank), made
+    return (_identity(data["identity"]), rank), made
 
 
 def _content(data: Mapping[str, Any]) -> Content:
@@ -176,8 +175,8 @@ def _content(data: Mapping[str, Any]) -> Content:
     return made
 
 
-def _identity(data: Mapping[str, Any]) -> tuple[str, ...]:
-    identity = _texts(data["identity"])
+def _identity(parts: Sequence[Any]) -> Identity:
+    identity = _texts(parts)
     if len(identity) < 2:
         raise ValueError("identity")
     return identity

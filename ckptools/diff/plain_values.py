@@ -272,7 +272,7 @@ def form_of(node: Any) -> ContainerForm:
     )  # fmt: skip
 
 
-def container_rows(a: SideContainer, b: SideContainer, by_text: bool = False) -> Iterator[ValueDifference]:
+def container_rows(a: SideContainer, b: SideContainer, by_text: bool) -> Iterator[ValueDifference]:
     """Compare class, keys and attributes of two containers; dicts with parameter names have no order of keys.
 
     Args:
@@ -293,7 +293,7 @@ def container_rows(a: SideContainer, b: SideContainer, by_text: bool = False) ->
         yield row._replace(detail=detail, value_a=left.kind, value_b=right.kind)
     if left.keys != right.keys:
         if (a.by_name or by_text) and left.texts == right.texts:
-            yield row._replace(detail="a key is a number on one side and its text on the other")
+            yield row._replace(detail=KEYS)
         return
     if left.order != right.order and not a.by_name:
         n, *keys = _first_key(a.node, b.node)

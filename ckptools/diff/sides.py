@@ -206,8 +206,8 @@ def as_in_a(b: Contents, names: Mapping[tuple[str, str], str]) -> Contents:
     """Rename the sections of B as in A."""
 
     def at(identity: Identity) -> Identity:
-        kind, *rest = identity
-        return (kind, names.get((kind, rest[0]), rest[0]), *rest[1:]) if rest else identity
+        kind, section, *rest = identity
+        return kind, names.get((kind, section), section), *rest
 
     return replace(
         b,

@@ -24,9 +24,7 @@ from ckptools.diff.record import (
     Tolerance,
     Verdict,
 )
-from ckptools.diff.sides import (
-    SideTensor,
-)
+from ckptools.diff.sides import SideTensor
 from ckptools.dtypes import ITEMSIZE, short
 from ckptools.errors import CkptoolsError, RefusedError
 from ckptools.files.opening import OpenFiles
@@ -181,11 +179,6 @@ def _of_rank(tensor: Tensor, rank: int | None) -> Tensor:
 def copies_differ(tensor: Tensor, files: OpenFiles, every_byte: bool = False) -> bool:
     """Whether ranks have different bytes for a region; equal stated checksums suffice unless `every_byte`."""
     return bool(differing_boxes(_unsure(tensor, every_byte), files))
-
-
-def read_for_digest(tensor: Tensor) -> list[Part]:
-    """Byte ranges to read in order to compare the copies of a tensor and to hash one of each."""
-    return [*copies_among(_unsure(tensor, every_byte=False)), *parts_of_all(once(tensor).shards)]
 
 
 def _unsure(tensor: Tensor, every_byte: bool) -> list[Shard]:
@@ -398,7 +391,7 @@ def value_rows(
     }
     measured = dict(zip(direct, compare_tensors(direct.values(), how), strict=True))
     hashed = [one for n, pair in both.items() if n not in direct for one in pair]
-    digests = iter(digests_of(hashed, how))
+    digests = iter(with_digests(hashed, how))
     for n, (a, b) in both.items():
         row = with_measures(rows[n], measured[n], how) if n in measured else _by_digest(rows[n], *islice(digests, 2))
         rows[n] = _sure(row, a, b)
@@ -467,13 +460,17 @@ def _words(row: TensorDifference, found: Measured, same_dtype: bool, equal: str 
     return "; ".join(filter(None, words))
 
 
-def digests_of(entries: Sequence[SideTensor], how: Reading) -> list[str]:
-    """Return the SHA-256 of the values of each tensor in row-major order, or the reason why it is missing."""
+def with_digests(entries: Sequence[SideTensor], how: Reading) -> list[SideTensor]:
+    """Add the SHA-256 of the values in row-major order to each tensor, or the problem why it is missing."""
 
     def reads(entry: SideTensor) -> list[Part]:
-        return [] if entry.tensor is None else read_for_digest(entry.tensor)
+        """Byte ranges to read in order to compare the copies of a tensor and to hash one of each."""
+        if entry.tensor is None:
+            return []
+        return [*copies_among(_unsure(entry.tensor, every_byte=False)), *parts_of_all(once(entry.tensor).shards)]
 
-    return in_ranks(lambda entry: _sha256_of(entry, how), entries, how.threads, _nbytes, reads=reads)
+    found = in_ranks(lambda entry: _sha256_of(entry, how), entries, how.threads, _nbytes, reads=reads)
+    return [one._replace(sha256=sha256, problem=why) for one, (sha256, why) in zip(entries, found, strict=True)]
 
 
 def _nbytes(entry: SideTensor) -> int:
@@ -481,28 +478,25 @@ def _nbytes(entry: SideTensor) -> int:
     return 0 if entry.tensor is None else entry.tensor.nbytes
 
 
-def _sha256_of(entry: SideTensor, how: Reading) -> str:
+def _sha256_of(entry: SideTensor, how: Reading) -> tuple[str, str]:
+    """Return the SHA-256 of a tensor's values, or "" and the problem why it is missing."""
     if entry.tensor is None or entry.problem:
-        return entry.sha256 or entry.problem or "has no digest"
+        return entry.sha256, entry.problem
     try:
         if copies_differ(entry.tensor, how.files):
-            return OWN_COPIES
+            return "", OWN_COPIES
         digest = tensor_digest(once(entry.tensor), how.files)
     except CkptoolsError as error:
-        return str(error)
+        return "", str(error)
     how.progress(entry.tensor.nbytes, entry.name)
-    return digest
+    return digest, ""
 
 
-def is_sha256(text: str) -> bool:
-    """Whether a text is a SHA-256 and not the reason why it is missing."""
-    return len(text) == 64 and not text.strip("0123456789abcdef")
-
-
-def _by_digest(row: TensorDifference, a: str, b: str) -> TensorDifference:
+def _by_digest(row: TensorDifference, a: SideTensor, b: SideTensor) -> TensorDifference:
     if row.verdict in DIFFERENT and row.dtype_a != row.dtype_b:
         return row._replace(detail=f"{row.detail}; digests say nothing about values in another dtype")
-    whys = [f"{side}: {text}" for side, text in (("A", a), ("B", b)) if not is_sha256(text)]
+    whys = [f"{side}: {tensor.problem}" for side, tensor in (("A", a), ("B", b)) if tensor.problem]
     if whys:
         return row._replace(verdict="cannot be compared", detail="; ".join(whys))
-    return row._replace(verdict="same" if a == b else "differs", detail="SHA-256" if a == b else "another SHA-256")
+    same = a.sha256 == b.sha256
+    return row._replace(verdict="same" if same else "differs", detail="SHA-256" if same else "another SHA-256")

@@ -109,13 +109,15 @@ def broken(told, what):
         return told | {"tensors": [told["tensors"][0] | {"sha256": "abc"}]}
     if what == "identity":
         return told | {"values": [told["values"][0] | {"identity": "model"}]}
+    if what == "by_rank":
+        return told | {"by_rank": [[]]}
     if what == "contents":
         return told | {"values": [told["values"][0] | {"contents": []}]}
     return told | {"groups": [{"section": "x", "number": "y", "params": [], "settings": {}}]}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["schema", "tensors", "sha256", "identity", "contents", "groups"])
+@pytest.mark.parametrize("what", ["schema", "tensors", "sha256", "identity", "by_rank", "contents", "groups"])
 def test_a_file_that_is_none_is_refused_in_a_line(digests, what):
     digests.write_text(json.dumps(broken(json.loads(digests.read_text()), what)))
     with pytest.raises(ReadError, match=r"digests\.json: is no file of digests") as caught:
