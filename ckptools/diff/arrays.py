@@ -50,7 +50,7 @@ class Comparing:
         count = int(np.count_nonzero(unlike))
         xs = _as_floats(x, "A")
         if not count:
-            _equal(xs, parts_of(of_a), found)
+            _add_norms(xs, xs, parts_of(of_a), found)
             return
         found.differing += count
         if found.first is None:
@@ -60,7 +60,10 @@ class Comparing:
         if self._parts > 1:
             xs, ys = self._both_parts(xs, of_a), self._both_parts(ys, of_b)
             unlike = np.repeat(unlike, self._parts)
-        xs, ys, unlike = _finite_alone(xs, ys, unlike, found)
+        xs, ys, odd = _add_norms(xs, ys, self._parts, found)
+        if odd is not None:
+            found.outside += int((odd & unlike).sum())
+            unlike &= ~odd
         apart = _apart(xs, ys, x, y)
         found.dd += sum_of_squares(apart)
         found.max = max(found.max, float(apart.max()))
@@ -92,28 +95,21 @@ def _as_floats(numbers: Raw, side: str) -> Floats:
     return floats
 
 
-def _equal(xs: Floats, parts: int, found: Measures) -> None:
-    """Add the norms of a block without differences."""
-    square = sum_of_squares(xs)
-    if not math.isfinite(square):
-        odd = ~np.isfinite(xs)
-        found.nonfinite += int(odd.reshape(-1, parts).any(axis=1).sum())
-        square = sum_of_squares(np.where(odd, 0.0, xs))
-    found.aa += square
-    found.bb += square
+def _add_norms(xs: Floats, ys: Floats, parts: int, found: Measures) -> tuple[Floats, Floats, Flags | None]:
+    """Add the norms of a block, and return its numbers, `parts` of an element each, with 0 for NaN and infinities.
 
-
-def _finite_alone(xs: Floats, ys: Floats, unlike: Flags, found: Measures) -> tuple[Floats, Floats, Flags]:
-    """Count NaN and infinite elements, replace them by 0 on both sides, and add the norms."""
-    aa, bb = sum_of_squares(xs), sum_of_squares(ys)
+    The flags mark the numbers that were replaced on both sides; None if there are none.
+    """
+    odd = None
+    aa = sum_of_squares(xs)
+    bb = aa if ys is xs else sum_of_squares(ys)
     if not math.isfinite(aa + bb):
         odd = ~(np.isfinite(xs) & np.isfinite(ys))
-        found.nonfinite += int(odd.sum())
-        found.outside += int((odd & unlike).sum())
-        xs, ys, unlike = np.where(odd, 0.0, xs), np.where(odd, 0.0, ys), unlike & ~odd
+        found.nonfinite += int(odd.reshape(-1, parts).any(axis=1).sum())
+        xs, ys = np.where(odd, 0.0, xs), np.where(odd, 0.0, ys)
         aa, bb = sum_of_squares(xs), sum_of_squares(ys)
     found.aa, found.bb = found.aa + aa, found.bb + bb
-    return xs, ys, unlike
+    return xs, ys, odd
 
 
 def _apart(xs: Floats, ys: Floats, x: Raw, y: Raw) -> Floats:

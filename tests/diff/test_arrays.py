@@ -70,6 +70,12 @@ def test_what_is_not_finite_is_in_no_measure_and_outside_of_every_tolerance():
     assert math.isfinite(found.change or 0)
 
 
+@pytest.mark.parametrize("differ", [False, True])
+def test_a_complex_number_that_is_not_finite_in_both_parts_is_one_element(differ):
+    a = np.array([complex(np.nan, np.inf), 1, complex(np.inf, 2)], "c8")
+    assert compared(a, a + np.array([0, differ, 0], "c8"), ("complex64",) * 2).nonfinite == 2
+
+
 def test_zeros_of_two_signs_differ_in_bits_and_not_in_value():
     found = compared(np.array([0.0], "f4"), np.array([-0.0], "f4"))
     assert (found.differing, found.max, found.values) == (1, 0.0, ("0.0", "-0.0"))
