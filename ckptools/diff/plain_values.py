@@ -90,12 +90,9 @@ def compared(a: Content | None, b: Content | None) -> tuple[Verdict, str]:
         return "differs", first_unlike(a.value, b.value, exact)
     if a.exact == b.exact or not exact:
         return "same", ""
-    return "differs", first_unlike(a.value, b.value) or _kinds(a, b)
-
-
-def _kinds(a: Content, b: Content) -> str:
-    """Describe two equal values of different classes, such as 5 and 5.0."""
-    return f"{a.kind} → {b.kind}" if a.kind != b.kind else "its parts are of other classes, or in another order"
+    # The values are equal, but of different classes, such as 5 and 5.0.
+    kinds = f"{a.kind} → {b.kind}" if a.kind != b.kind else "its parts are of other classes, or in another order"
+    return "differs", first_unlike(a.value, b.value) or kinds
 
 
 def texts_of(a: Content | None, b: Content | None) -> tuple[str | None, str | None]:
@@ -214,7 +211,7 @@ def first_unlike(a: Any, b: Any, exact: bool = True) -> str:
     """
     if isinstance(a, NumpyArray) and isinstance(b, NumpyArray) and not a.objects:
         found = _in_arrays(a, b)
-    elif _is_long(a) or _is_long(b) or _words(a) == _words(b):
+    elif any(isinstance(v, (list, tuple)) and len(v) > LONG for v in (a, b)) or _words(a) == _words(b):
         found = first_difference(a, b, lambda x, y: digest_of(x, exact) == digest_of(y, exact))
     else:
         return ""
@@ -230,10 +227,6 @@ def first_unlike(a: Any, b: Any, exact: bool = True) -> str:
 
 MAX_WORDS = 40
 """Longest key in characters."""
-
-
-def _is_long(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) > LONG
 
 
 def _words(value: Any) -> str:
@@ -337,9 +330,8 @@ def _first_key(x: Any, y: Any) -> tuple[str, str | None, str | None]:
 
 
 def _of_attributes(row: ValueDifference, x: Any, y: Any) -> ValueDifference:
-    if x is None or y is None:
-        return row._replace(detail="it was saved with other attributes")
-    found = first_difference(vars(x), vars(y), lambda v, w: digest_of(v) == digest_of(w))
+    known = x is not None and y is not None
+    found = first_difference(vars(x), vars(y), lambda v, w: digest_of(v) == digest_of(w)) if known else None
     if found is None:
         return row._replace(detail="it was saved with other attributes")
     path, v, w = found

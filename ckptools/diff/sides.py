@@ -8,7 +8,7 @@ Source: torch/optim/optimizer.py, `state_dict`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import eq
 from typing import Any, NamedTuple, TypeVar
@@ -419,7 +419,8 @@ class _Keys:
     def add(self) -> None:
         entries = fetched(entries_of(self.ck), lambda e: parts_of_all(e.value.found) if is_number(e.value) else [])
         for entry in entries:
-            if entry.kind == "model" or (entry.kind == "optimizer" and not _is_setting(entry)):
+            setting = not entry.parameter and entry.name.removeprefix(f"{entry.section}.").startswith("param_groups.")
+            if entry.kind == "model" or (entry.kind == "optimizer" and not setting):
                 self._of_entry(entry)
         for section in sections_of(self.ck):
             if section.kind == "optimizer":
@@ -434,7 +435,8 @@ class _Keys:
                 self._leaves(section)
             for path, rank, node, _ in rank_containers(self.ck, section):
                 by_name = section.kind == "optimizer" and len(path) <= 2
-                by_name |= section.kind == "model" and any(isinstance(v, Tensor) for v in _values_in(node))
+                inside = node.values() if isinstance(node, dict) else node
+                by_name |= section.kind == "model" and any(isinstance(value, Tensor) for value in inside)
                 identity = (section.kind, section.name, *map(_key_text, path))
                 name, subject = fqn_of((section.name, *path)), _subject(section, RankLeaf(path, rank, node))
                 self.found.containers[identity, rank] = SideContainer(name, subject, rank, by_name, node)
@@ -568,14 +570,6 @@ def _problem(tensor: Tensor, name: str) -> str:
         return found.message
     repeated = any(numel > max(nbytes, MAX_REPEATED) for numel, nbytes in tensor.extents.record_sizes)
     return "its strides show the bytes of a record more than once" if repeated else ""
-
-
-def _values_in(node: Any) -> Iterable[Any]:
-    return node.values() if isinstance(node, dict) else node
-
-
-def _is_setting(entry: Entry) -> bool:
-    return not entry.parameter and entry.name.removeprefix(f"{entry.section}.").startswith("param_groups.")
 
 
 def _subject(section: Section, leaf: RankLeaf) -> Subject:

@@ -49,7 +49,7 @@ from ckptools.tensor_io.fetch_ahead import (
 from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.tensor_io.slicing import bands_of
 from ckptools.tensor_io.stream import tensor_bytes, tensor_digest
-from ckptools.text import few, plural, shape
+from ckptools.text import common_prefix, few, plural, shape
 from ckptools.training_state.sections import sections_of, sections_of_kind
 
 REGION = 1 << 24
@@ -330,8 +330,9 @@ def _first_difference(one: Iterable[bytes | memoryview], other: Iterable[bytes |
         count = min(len(here), len(there))
         if not count:
             return at if here or there else None
-        if here[:count] != there[:count]:
-            return at + next(n for n in range(count) if here[n] != there[n])
+        same = common_prefix(here, there)
+        if same < count:
+            return at + same
         at, here, there = at + count, here[count:], there[count:]
 
 

@@ -244,11 +244,9 @@ def _tensors(found: Difference, rows: Sequence[TensorDifference], screen: Screen
     rows = [row for row in rows if row.verdict not in NOT_LISTED]
     if not rows:
         return []
-    measured, first, detailed = _groups(rows)
     # The measures matter most; if the screen has no room for the index of the first difference, only pipes show it.
-    if first and screen.width is not None:
-        first = max(map(len, table(*_tensor_table(rows, measured, first, False)))) <= screen.width
-    made = _tensor_table(rows, measured, first, detailed)
+    room = screen.width is None or max(map(len, table(*_tensor_table(rows, detailed=False)))) <= screen.width
+    made = _tensor_table(rows, first=room)
     return ["", _heading("tensor", found.tensors, len(rows), screen), *_short(screen, lambda at: table(*made, at))]
 
 
@@ -261,16 +259,14 @@ def _heading(noun: str, every: Sequence[_Row], shown: int, screen: Screen) -> st
     return painted(f"{plural(len(rows), noun)} {verdict}{limited}", "heading", screen.color)
 
 
-def _groups(rows: Sequence[TensorDifference]) -> tuple[bool, bool, bool]:
-    """Whether any row has measures, a first index, and details."""
-    detailed = any(row.detail or _renamed(row) for row in rows)
-    return any(row.max is not None for row in rows), any(row.first is not None for row in rows), detailed
-
-
 def _tensor_table(
-    rows: Sequence[TensorDifference], measured: bool, first: bool, detailed: bool
+    rows: Sequence[TensorDifference], first: bool = True, detailed: bool = True
 ) -> tuple[list[Column], list[list[str]]]:
+    """Make the columns that some row fills, and their cells; `first` and `detailed` ask for the last three."""
     several = len({row.verdict for row in rows}) > 1
+    measured = any(row.max is not None for row in rows)
+    first = first and any(row.first is not None for row in rows)
+    detailed = detailed and any(row.detail or _renamed(row) for row in rows)
     shown = [True, several] + [measured] * 3 + [first] * 2 + [detailed]
     return list(compress(TENSOR_COLUMNS, shown)), [list(compress(_tensor_cells(row), shown)) for row in rows]
 
@@ -337,7 +333,7 @@ def _value_cells(row: ValueDifference, count: int) -> list[str]:
 
 def _folded(rows: Sequence[ValueDifference]) -> list[tuple[ValueDifference, int]]:
     """Fold rows whose keys end alike and differ alike into one row with its count."""
-    alike = grouped(rows, lambda row: row._replace(name=row.name.rpartition(".")[2]))
+    alike = grouped(rows, lambda row: row._replace(name=_last_word(row.name)))
     return [(some[0], len(some)) for some in alike.values()]
 
 
@@ -382,7 +378,7 @@ def difference_html(found: Difference) -> str:
     page.table(plural(len(subjects), "subject"), SUBJECT_COLUMNS, subjects, opened=True)
     tensors = most_changed(row for row in found.tensors if row.verdict not in NOT_LISTED)
     if tensors:
-        columns, cells = _tensor_table(tensors, *_groups(tensors))
+        columns, cells = _tensor_table(tensors)
         page.table(f"{plural(len(cells), 'tensor')} not the same", columns, cells)
     values = [row for row in found.values if row.verdict in DIFFERENT]
     if values:
