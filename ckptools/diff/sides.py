@@ -39,7 +39,7 @@ from ckptools.keys.value_digests import (
     traits_of,
 )
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.cover import cover_problem
+from ckptools.model.cover import cover_problem, repeat_problem
 from ckptools.model.rank_vote import vote
 from ckptools.model.records import grouped
 from ckptools.model.tensor import Tensor
@@ -373,9 +373,6 @@ MORE_COUNTERS = ("sample", "token", "samples", "tokens", "num_batches_fetched", 
 AGAIN = "again"
 """Appended to the identity of a key that another key of the same side already has."""
 
-MAX_REPEATED = 1 << 24
-"""Largest expanded tensor (elements sharing bytes by stride 0), in elements, that is read."""
-
 
 def contents_of(ck: Checkpoint, files: OpenFiles) -> Contents:
     """Collect all keys of a checkpoint, without reading values of large tensors."""
@@ -564,12 +561,9 @@ class _Keys:
 
 
 def _problem(tensor: Tensor, name: str) -> str:
-    """Why the values of a tensor cannot be read; a file may claim more elements than memory holds."""
+    """Why the values of a tensor cannot be read."""
     found = cover_problem(tensor, name)
-    if found is not None:
-        return found.message
-    repeated = any(numel > max(nbytes, MAX_REPEATED) for numel, nbytes in tensor.extents.record_sizes)
-    return "its strides show the bytes of a record more than once" if repeated else ""
+    return repeat_problem(tensor) if found is None else found.message
 
 
 def _subject(section: Section, leaf: RankLeaf) -> Subject:

@@ -169,6 +169,16 @@ def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
     return Problem(Code.TENSOR_GAP, text, ranks[0] if ranks else None, fqn)
 
 
+MAX_REPEATED = 1 << 24
+"""Largest expanded tensor (elements sharing bytes by stride 0), in elements, that is read element by element."""
+
+
+def repeat_problem(tensor: Tensor) -> str:
+    """Why a tensor is not read element by element, as a small file may claim any number of elements; "" if it is."""
+    repeated = any(numel > max(nbytes, MAX_REPEATED) for numel, nbytes in tensor.extents.record_sizes)
+    return "its strides show the bytes of a record more than once" if repeated else ""
+
+
 def can_be_read(shape: Ints, boxes: Iterable[Box]) -> bool:
     """Whether boxes cover a tensor; False also if the check would take too long."""
     try:

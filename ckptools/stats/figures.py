@@ -37,12 +37,12 @@ from ckptools.stats.passes import (
     SharedRegion,
     Values,
     by_parameter,
-    located,
     numbers,
     of_rank,
     over,
     over_regions,
     readable,
+    readable_regions,
     shared_regions,
     tensors_chosen,
     together,
@@ -435,11 +435,12 @@ def _sides(pair: Pair) -> tuple[list[Tensor], list[tuple[str, str]]]:
         return [], [("optimizer", f"has no {FIRST if pair.first is None else SECOND} for it")]
     if pair.first.shape != pair.second.shape:
         return [], [("shapes", f"{FIRST} is {shape(pair.first.shape)}, {SECOND} {shape(pair.second.shape)}")]
-    parts = [MeasuredPart(slot, "", tensor) for slot, tensor in ((FIRST, pair.first), (SECOND, pair.second))]
-    found = [readable(part) for part in parts]
-    problems = [(part.name, one.problem) for part, one in zip(parts, found, strict=True)]
-    can = all(one.sources or not part.numel for one, part in zip(found, parts, strict=True))
-    return [located(part.tensor) for part in parts] if can else [], problems
+    found = {
+        slot: readable_regions(MeasuredPart(slot, "", tensor))
+        for slot, tensor in ((FIRST, pair.first), (SECOND, pair.second))
+    }
+    tensors = [tensor for tensor, _ in found.values() if tensor is not None]
+    return tensors if len(tensors) == 2 else [], [(slot, problem) for slot, (_, problem) in found.items()]
 
 
 def _update_sums_of(bands: Iterable[tuple[int, list[Values]]], pair: Pair) -> UpdateSums:
@@ -571,8 +572,8 @@ def _side(tensor: Tensor) -> tuple[list[SharedRegion], str]:
     """Return the readable regions of a matrix, and why others cannot be read."""
     if tensor.shape[0] > MAX_ROWS:
         return [], f"it has {tensor.shape[0]} rows; at most {MAX_ROWS} are looked at"
-    found = readable(MeasuredPart("", "", tensor))
-    return shared_regions([located(tensor)]) if found.sources else [], found.problem
+    found, problem = readable_regions(MeasuredPart("", "", tensor))
+    return shared_regions([found]) if found is not None else [], problem
 
 
 def _alive(_: int, region: SharedRegion, bands: Iterable[tuple[int, list[Values]]]) -> tuple[Box, Flags]:

@@ -20,7 +20,7 @@ from ckptools.errors import ReadError, original_of
 from ckptools.files.opening import OpenFiles
 from ckptools.keys.entries import Entry, Selection
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.cover import cover, cover_problem
+from ckptools.model.cover import cover, cover_problem, repeat_problem
 from ckptools.model.problems import Code
 from ckptools.model.records import grouped
 from ckptools.model.regions import Box
@@ -135,6 +135,17 @@ def readable(part: MeasuredPart) -> ReadableSources:
     if wrong is None:
         return ReadableSources(found)
     return ReadableSources(found if wrong.kind is Code.TENSOR_GAP else (), wrong.message)
+
+
+def readable_regions(part: MeasuredPart) -> tuple[Tensor | None, str]:
+    """Locate the shards of a part that is read region by region, and say why some cannot be read.
+
+    None in place of the tensor if none can, and if its strides repeat elements too often.
+    """
+    found = readable(part)
+    tensor = located(part.tensor) if found.sources or not part.numel else None
+    again = repeat_problem(tensor) if tensor is not None else ""
+    return (None, again) if again else (tensor, found.problem)
 
 
 def located(tensor: Tensor) -> Tensor:

@@ -175,3 +175,15 @@ def test_moments_that_are_cut_otherwise_than_each_other_have_the_same_update(tmp
         for row in ck.moments().rows:
             assert (row.elements, row.problem) == (row.numel, "")
             assert (row.update, row.exp_avg) == pytest.approx((whole[row.name].update, whole[row.name].exp_avg))
+
+
+def test_moments_and_rows_that_claim_far_more_elements_than_the_file_has_are_not_read(tmp_path):
+    huge = torch.ones(1).expand(3_000_000, 1_000_000)
+    state = {0: {"step": torch.tensor(1.0), "exp_avg": huge, "exp_avg_sq": huge}}
+    groups = [{"lr": 0.1, "eps": 1e-8, "params": [0]}]
+    torch.save({"model": {"w": huge}, "optimizer": {"state": state, "param_groups": groups}}, tmp_path / "m.pt")
+    ck = ckptools.open(tmp_path / "m.pt")
+    again = "its strides show the bytes of a record more than once"
+    assert [(row.elements, row.problem) for row in ck.moments().rows] == [(0, f"exp_avg, exp_avg_sq: {again}")]
+    (row,) = ck.dead_rows().rows
+    assert (row.rows, row.problem) == (0, f"parameter, exp_avg_sq: {again}")
