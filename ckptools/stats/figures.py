@@ -397,16 +397,20 @@ def _all_pairs(ck: Checkpoint) -> Iterator[Pair]:
         groups = {name: group for group in optimizer.param_groups for name in group.names}
         for key, slots in optimizer.state.items():
             name = key if isinstance(key, str) else f"?{key}"
-            if isinstance(slots, Mapping) and (FIRST in slots or SECOND in slots):
-                yield _pair(name, sections[optimizer.path], slots, groups.get(name) or {})
+            if isinstance(slots, Mapping):
+                pair = _pair(name, sections[optimizer.path], slots, groups.get(name) or {})
+                if pair.first is not None or pair.second is not None:
+                    yield pair
 
 
 def _pair(name: str, optimizer: str, slots: Mapping[Any, Any], group: Mapping[str, Any]) -> Pair:
     second = LARGEST if group.get("amsgrad") is True and LARGEST in slots else SECOND
     pair = [slots.get(slot) if isinstance(slots.get(slot), Tensor) else None for slot in (FIRST, second)]
     step, betas = _number(slots.get("step", group.get("step"))), group.get("betas")
-    two = [_number(beta) for beta in betas] if isinstance(betas, (list, tuple)) and len(betas) == 2 else []
-    corrections = tuple(1 - beta**step for beta in two if beta is not None) if step else ()
+    two = list(map(_number, betas)) if isinstance(betas, (list, tuple)) and len(betas) == 2 else []
+    # Adam itself refuses other betas, whose powers may be complex or overflow.
+    usable = [beta for beta in two if beta is not None and 0 <= beta < 1]
+    corrections = tuple(1 - beta**step for beta in usable) if step is not None and step > 0 else ()
     known = corrections if len(corrections) == 2 and all(corrections) else None
     return Pair(name, optimizer, pair[0], pair[1], _number(group.get("lr")), _number(group.get("eps")), step, known)
 

@@ -187,3 +187,20 @@ def test_moments_and_rows_that_claim_far_more_elements_than_the_file_has_are_not
     assert [(row.elements, row.problem) for row in ck.moments().rows] == [(0, f"exp_avg, exp_avg_sq: {again}")]
     (row,) = ck.dead_rows().rows
     assert (row.rows, row.problem) == (0, f"parameter, exp_avg_sq: {again}")
+
+
+@pytest.mark.parametrize(("beta", "step"), [(0.0, -1), (-0.5, 1.5), (0.9, -(10**10)), (1.0, 3), (1e200, 10.0)])
+def test_betas_and_steps_that_no_adam_has_correct_nothing(tmp_path, beta, step):
+    _, state, model = trained(tmp_path / "m.pt")
+    state["param_groups"][0]["betas"] = (beta, 0.9)
+    for slots in state["state"].values():
+        slots["step"] = step
+    torch.save({"model": model.state_dict(), "optimizer": state}, tmp_path / "m.pt")
+    assert {(row.corrected, row.problem) for row in ckptools.open(tmp_path / "m.pt").moments().rows} == {(False, "")}
+
+
+def test_moments_that_are_no_tensors_are_none(tmp_path):
+    _, state, model = trained(tmp_path / "m.pt")
+    state["state"][0] |= {"exp_avg": 5, "exp_avg_sq": 5}
+    torch.save({"model": model.state_dict(), "optimizer": state}, tmp_path / "m.pt")
+    assert len(ckptools.open(tmp_path / "m.pt").moments().rows) == len(state["state"]) - 1
