@@ -79,7 +79,7 @@ def _row(
 
 
 def compared(a: Content | None, b: Content | None) -> tuple[Verdict, str]:
-    """Return the verdict on two contents, either of which may be missing, and how they differ."""
+    """Return the verdict on two contents and how they differ; one of them may be missing."""
     if a is None or b is None:
         return "only in A" if b is None else "only in B", ""
     whys = [f"{side}: {content.problem}" for side, content in (("A", a), ("B", b)) if content.problem]

@@ -91,7 +91,7 @@ WORDS: dict[Verdict, str] = {
 
 
 def _of_tensors(rows: Sequence[TensorDifference]) -> Iterator[str]:
-    """Count the tensors by verdict, and name the one that changed most."""
+    """Count the tensors by verdict, and name the tensor that changed most."""
     counts = Counter(row.verdict for row in rows)
     listed = [f"{n} {WORDS[verdict]}" for verdict in WORDS if (n := counts[verdict])]
     if len(counts) == 1:

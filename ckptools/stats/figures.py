@@ -318,7 +318,7 @@ def _deviations(values: Values, low: float, high: float) -> tuple[float, float, 
 
 
 # -- compare an optimizer's moments with the model's weights: their size, and the size of a step ----------------------
-# The update is that of torch.optim.Adam and AdamW (`_single_tensor_adam`), without the learning rate and weight decay:
+# torch.optim.Adam and AdamW compute this update (`_single_tensor_adam`), here without learning rate and weight decay:
 # `exp_avg / (sqrt(exp_avg_sq) + eps)`, both moments first divided by `1 - beta**step` if step and betas are known.
 
 

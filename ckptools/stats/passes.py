@@ -43,7 +43,9 @@ from ckptools.training_state.sections import SectionKind, sections_of_kind
 class MeasuredPart(NamedTuple):
     """A tensor to compute statistics of, or one rank's part of it: a tensor with the shards of that rank.
 
-    `kind` is that of its section.
+    Attributes:
+        rank: rank of the part; None for a whole tensor.
+        kind: of its section.
     """
 
     name: str

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
 from ckptools.display.screen import PIPE, Mark, Screen, painted
 from ckptools.display.tables import NAME_ROOM, Column, table, wrapped
@@ -24,7 +24,10 @@ Row = TypeVar("Row")
 
 Kind = Literal["values", "moments", "dead rows"]
 
-Oddity = Literal["not finite", "all zero", "zeros", "dead rows", "denormal", "out of range", "out of line", "copy"]
+Oddity = Literal["not finite", "all zero", "zeros", "out of range", "out of line", "denormal", "dead rows", "copy"]
+
+ODDITIES: tuple[Oddity, ...] = get_args(Oddity)
+"""All oddities, the worst first."""
 
 BINS = 32
 """Number of bins of a histogram, equally wide from the smallest element to the largest."""

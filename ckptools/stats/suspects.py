@@ -20,7 +20,7 @@ from ckptools.model.problems import Severity
 from ckptools.model.records import Looked, Rows, grouped
 from ckptools.model.shards import Shard, Source
 from ckptools.stats.passes import MeasuredPart, located, numbers
-from ckptools.stats.record import Oddity, Stats, Suspect, Suspects
+from ckptools.stats.record import ODDITIES, Oddity, Stats, Suspect, Suspects
 from ckptools.tensor_io.elements import pieces_of, raw_bands
 from ckptools.tensor_io.stream import tensor_digest
 from ckptools.text import count, first_few, number, plural, shape
@@ -38,7 +38,7 @@ MIN_DENORMAL = 1e-3
 """Share of denormal numbers to report: trained weights have almost none."""
 
 MIN_LAYERS = 5
-"""Fewest layers with a tensor of one name for which one of them can be called unlike the others."""
+"""A layer is called unlike the others only if at least this many layers have a tensor of that name."""
 
 MIN_FACTOR = 3.0
 MIN_PEAK = 30.0
@@ -115,12 +115,11 @@ def suspects(parts: Sequence[MeasuredPart], rows: Sequence[Stats], peaks: Sequen
         odd = (one for members in roles.values() for one in _out_of_line(members))
         found += [one for one in odd if (one.name, one.rank) not in known]
         found += _copies(floats, roles, files)
-    order = ("not finite", "all zero", "zeros", "out of range", "out of line", "denormal", "dead rows", "copy")
     in_codes = f"{plural(len(coded), 'tensor')} with codes of quantized weights" if coded else ""
     compared = sum(len(members) for members in roles.values() if len(members) >= MIN_LAYERS)
     few_layers = f"fewer than {MIN_LAYERS} layers have such a tensor" if len(numbered) > compared else ""
     return Suspects(
-        Rows(sorted(found, key=lambda one: (one.severity != "error", order.index(one.what)))),
+        Rows(sorted(found, key=lambda one: (one.severity != "error", ODDITIES.index(one.what)))),
         Looked(
             sum(row.elements == row.numel for _, row, _ in weights),
             len(weights) + len(coded),
@@ -327,7 +326,7 @@ def _out_of_range(part: MeasuredPart, row: Stats, least: float, files: OpenFiles
 
 
 def _out_of_line(members: Sequence[Stats]) -> Iterator[Suspect]:
-    """Report tensors whose rms or largest magnitude is far from that of the same tensor in other layers."""
+    """Report tensors whose rms or largest magnitude is far from the same tensor's in other layers."""
     taken: set[str] = set()
     peaks = [(row, max(abs(row.min or 0), abs(row.max or 0))) for row in members]
     for what, least, known in (
