@@ -124,7 +124,7 @@ def test_python_writes_the_same_page(tmp_path):
     run(WHOLE[0].file, "-o", tmp_path / "too.html")
     one, other = (answers_in(path.read_text())["inspect"] for path in (out, tmp_path / "too.html"))
     assert {**one, "read": 0} == {**other, "read": 0} and one["read"]["all_ranks"]
-    with pytest.raises(ckptools.CkptoolsError, match="force overwrites it"):
+    with pytest.raises(ckptools.CkptoolsError, match="force=True overwrites it"):
         ck.report(tmp_path / "page.html")
 
 
