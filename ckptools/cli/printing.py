@@ -14,9 +14,9 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from ckptools.display.screen import PIPE, Mark, Screen, mark_of, painted
-from ckptools.errors import CkptoolsError, ReadError, UsageError
+from ckptools.errors import CkptoolsError, ReadError, SeveralError, UsageError
 from ckptools.model.records import Rows, record_fields
-from ckptools.text import clip_middle, duration, encodable, plural, printable, size
+from ckptools.text import clip_middle, duration, encodable, few, plural, printable, size
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -274,7 +274,49 @@ def opened(
     read: Reader | None = None,
     every_item: bool = True,
 ) -> Checkpoint:
-    """Open a checkpoint as `open_checkpoint` does, showing progress; `read` replaces the inert reader."""
+    """Open a checkpoint as `open_checkpoint` does, showing progress; `read` replaces the inert reader.
+
+    Of a run's folder it opens the newest whole checkpoint, and says so.
+    """
+    try:
+        return _opened(paths, how, all_ranks, read, every_item)
+    except SeveralError:
+        newest = _newest_whole(paths, how)
+        if newest is None:
+            raise
+        return _opened([newest], how, all_ranks, read, every_item)
+
+
+def _newest_whole(paths: Sequence[str], how: OpeningOptions) -> str | None:
+    """Find the newest whole checkpoint of a run, and say so; None if steps do not prove which one it is.
+
+    If two checkpoints have one step, they may be two models; if steps and file times disagree, a step may be of an
+    earlier attempt. Then the user has to choose.
+    """
+    from ckptools.display.next_command import quoted
+    from ckptools.ls.record import called
+    from ckptools.ls.rows import checkpoints_in, order_notes
+
+    if len(paths) != 1 or how.ranks is not None or how.only_this_file or how.salvage:
+        return None
+    options = {name: value for name, value in vars(how).items() if name not in ("ranks", "only_this_file", "salvage")}
+    with CountLine("looked into", "checkpoint") as line:
+        run = checkpoints_in(paths[0], on_found=line, **options)
+    steps = [row.step for row in run.rows]
+    newest = next((row for row in run.rows if row.newest_whole), None)
+    if newest is None or run.ordered_by != "step" or None in steps or len(set(steps)) < len(steps):
+        return None
+    if any(order_notes(run.rows, run.ordered_by)):
+        return None
+    newer = f"; NOT WHOLE and newer: {few(run.wrong_not_older, 3)}" if run.wrong_not_older else ""
+    others = f"of {plural(run.checkpoints, 'checkpoint')} the newest whole one is opened: {called(newest)}{newer}"
+    remark(printable(f"{others}; ckptools ls {quoted(paths)} lists them"))
+    return newest.path
+
+
+def _opened(
+    paths: Sequence[str], how: OpeningOptions, all_ranks: bool, read: Reader | None, every_item: bool
+) -> Checkpoint:
     from ckptools.formats.open import open_checkpoint
     from ckptools.training_state import modules
 

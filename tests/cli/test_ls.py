@@ -79,7 +79,7 @@ def test_what_goes_with_one_checkpoint_is_refused(word, folder):
     assert word.partition("=")[0] not in run("--help")[1] and "--salvage" in run("--help")[1]
 
 
-def test_a_folder_of_several_leads_here(folder):
+def test_a_folder_of_several_of_one_step_leads_here(folder):
     shutil.copytree(DCP, folder / "step-7")
     (folder / "latest").unlink()
     (folder / "b-step").rename(folder / "step-6")

@@ -43,7 +43,7 @@ def inspect(
     compared; with more, only the rank of PATH is read, unless --all-ranks is given.
 
     Exit code: 0 nothing wrong, 1 not whole or an error found (also one rank's file without the others), 2 usage
-    (also a folder with several checkpoints), 3 unreadable.
+    (also a folder with several checkpoints if steps do not prove which whole one is the newest), 3 unreadable.
     """
     from ckptools.inspect.record import inspect_report
 
