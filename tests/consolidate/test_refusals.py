@@ -126,7 +126,7 @@ def test_an_existing_output_is_kept_unless_forced(tmp_path):
 
 def test_an_output_in_one_file_is_in_the_way_of_one_in_several(tmp_path):
     (tmp_path / "m.safetensors").write_text("mine")
-    with pytest.raises(OutputExistsError, match=r"m\.safetensors: exists; force overwrites it"):
+    with pytest.raises(OutputExistsError, match=r"m\.safetensors: exists; force=True overwrites it"):
         ckptools.consolidate(FSDP2, tmp_path / "m.safetensors", max_shard_size=2000)
     assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
 

@@ -116,7 +116,7 @@ def test_a_file_that_is_named_may_be_a_link(tmp_path):
 
 def test_a_folder_with_nothing_but_a_link_says_how_to_follow_it(tmp_path):
     (tmp_path / "snapshot.pt").symlink_to(DDP)
-    with pytest.raises(UnknownFormatError, match=r"1 link out of it, not followed \(follow_symlinks\): snapshot\.pt"):
+    with pytest.raises(UnknownFormatError, match=r"1 link out of it, not followed \(follow_symlinks=True\): snapshot\.pt"):
         ckptools.open(tmp_path)
     assert ckptools.open(tmp_path, follow_symlinks=True).path == tmp_path / "snapshot.pt"
 
@@ -127,7 +127,7 @@ def test_a_checkpoint_beside_the_opened_one_that_is_behind_a_link_is_noted(text,
     (tmp_path / text).symlink_to(TORCHTITAN / "step-6" if text == "step-6" else DDP)
     (noted,) = ckptools.open(tmp_path).problems
     assert (noted.code, noted.severity) == ("CK013", "note")
-    assert noted.message.endswith(f"1 link out of it, not followed (follow_symlinks): {text}")
+    assert noted.message.endswith(f"1 link out of it, not followed (follow_symlinks=True): {text}")
 
 
 def test_a_link_to_a_folder_above_is_not_searched(tmp_path):

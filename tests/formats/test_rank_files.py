@@ -134,7 +134,7 @@ def test_the_three_files_of_a_verl_rank_are_one_checkpoint(tmp_path):
 def test_a_file_that_is_opened_alone_says_of_which_ranks_others_are_beside_it(composer, tmp_path):
     ck = ckptools.open(composer / "ep0-ba5-rank0.pt", only_this_file=True)
     (note,) = (p for p in ck.problems if p.code == "CK013")
-    assert note.message == "files beside it are of ranks 1..3 by their names; left out by only_this_file"
+    assert note.message == "files beside it are of ranks 1..3 by their names; left out by only_this_file=True"
     assert note.files == ("ep0-ba5-rank1.pt", "ep0-ba5-rank2.pt", "ep0-ba5-rank3.pt")
     lone = shutil.copy(composer / "ep0-ba5-rank0.pt", tmp_path)
     assert not any(p.code == "CK013" for p in ckptools.open(lone, only_this_file=True).problems)

@@ -301,7 +301,7 @@ def test_the_output_is_a_new_folder(run, original, tmp_path):
     with pytest.raises(OutputExistsError, match="the folder of like itself"):
         ckptools.consolidate(run, original, like=original, force=True)
     home(run, original)
-    with pytest.raises(OutputExistsError, match="force replaces it"):
+    with pytest.raises(OutputExistsError, match="force=True replaces it"):
         home(run, original)
     home(run, original, force=True)
     (tmp_path / "hf" / "thesis.tex").write_text("mine")

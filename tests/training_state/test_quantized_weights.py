@@ -333,7 +333,7 @@ def test_fake_quantized_weights_may_have_scales(tmp_path):
 
 def test_dequantize_without_anything_quantized_is_a_mistake(tmp_path):
     torch.save({"a.weight": torch.ones(4, 4)}, tmp_path / "m.pt")
-    with pytest.raises(UsageError, match="dequantize: nothing here is quantized"):
+    with pytest.raises(UsageError, match="dequantize=True: nothing here is quantized"):
         ckptools.open(tmp_path / "m.pt").consolidate(tmp_path / "o.pt", dequantize=True)
 
 
