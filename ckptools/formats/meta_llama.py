@@ -38,7 +38,7 @@ from ckptools.formats.shared.tensor_parallel import (
     unjoined_tensor,
 )
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.facts import Fact, RankFile
+from ckptools.model.facts import FILES_FOUND, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
@@ -257,7 +257,7 @@ class _LlamaFolder:
             if world > MAX_RANKS:
                 raise ReadError(self.path, f"its shapes speak of {world} tensor-parallel ranks; no model has so many")
             return Fact(world, ("shapes and params.json" if self.sizes else "shapes",))
-        return Fact(len(self.files), ("files found",), agree=not stated)
+        return Fact(len(self.files), (FILES_FOUND,), agree=not stated)
 
     def checkpoint(self) -> Checkpoint:
         first = next(iter(self.trees.values()))

@@ -31,7 +31,7 @@ from ckptools.formats.shared.tensor_parallel import (
     unjoined_tensor,
 )
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.facts import Fact, RankFile
+from ckptools.model.facts import FILES_FOUND, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.pickles import reader
@@ -84,7 +84,7 @@ def read(path: Path, options: Options) -> Checkpoint:
         name=path.absolute().name,
         saved_as=f"{count}, each a part of the model{'' if joined is None else ', joined by --rules'}",
         tree=tree,
-        world_size=Fact(parts.world or len(parts.named.files), (parts.stated_by or "files found",)),
+        world_size=Fact(parts.world or len(parts.named.files), (parts.stated_by or FILES_FOUND,)),
         step=find_step(path, find_sections(next(iter(parts.found.values())).tree)),
         module_order=AS_SAVED,
         bytes_expected=None,

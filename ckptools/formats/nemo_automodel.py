@@ -34,7 +34,7 @@ from ckptools.formats.options import Options
 from ckptools.formats.recipe import RANK, Part, PartsBuilder
 from ckptools.formats.shared.given_names_and_shapes import Shapes
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.facts import Fact
+from ckptools.model.facts import FILES_FOUND, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Rows
 from ckptools.model.regions import Ints
@@ -116,7 +116,7 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 WRITTEN = ", which every save of the recipe writes"
-FOUND = ("files found",)
+FOUND = (FILES_FOUND,)
 """The source of the world size, if no rank left files of its own."""
 
 

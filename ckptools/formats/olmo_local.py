@@ -35,7 +35,7 @@ from ckptools.formats.rank_search.rank_names import RankName, check_links, names
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, SavedFiles
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.facts import Fact, RankFile
+from ckptools.model.facts import FILES_FOUND, Fact, RankFile
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Opaque, describe_for_error, tensors_in
@@ -165,7 +165,7 @@ class _OlmoFolder:
             stated = WORLD.search(head_at(path, MAX_METADATA))
             if stated and int(stated[1]) > 0:
                 return Fact(int(stated[1]), (METADATA,))
-        return Fact(len({rank for _, rank in self.files}), ("files found",))
+        return Fact(len({rank for _, rank in self.files}), (FILES_FOUND,))
 
     def _file(self, part: str, rank: int) -> RankFile:
         name = self.files.get((part, rank))

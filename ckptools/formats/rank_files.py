@@ -47,7 +47,7 @@ from ckptools.formats.shared.tensor_parallel import (
 )
 from ckptools.formats.wrapped_shards import wrapped_ranks
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.facts import Fact, GivenNames, RankFile
+from ckptools.model.facts import FILES_FOUND, Fact, GivenNames, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in, with_leaves
@@ -269,7 +269,7 @@ LOCAL = "per-rank .pt, FSDP flat parameters (local state)"
 MAX_WORLD = 1 << 16
 """At most this many ranks are looked for; no cluster has more."""
 
-FILES_FOUND = ("files found",)
+ONLY_FOUND = (FILES_FOUND,)
 """The source of a world size that no file states."""
 
 
@@ -356,7 +356,7 @@ class _RankGroup:
         if self.options.rules is not None:
             tree, unlike = join_by_rules(self.builder.path, merge, tree, read_rules(self.options.rules), world.value)
             self.problems += unlike
-            if world.sources == FILES_FOUND:
+            if world.sources == ONLY_FOUND:
                 self.problems.append(Problem(Code.ONE_OF_SEVERAL, ALL_RANKS, severity="warning"))
         found = rank_checks.compare_ranks(merge, tree)
         tree = found.tree
@@ -373,7 +373,7 @@ class _RankGroup:
 
             read = self.read.saved if all(f.status == "read" for f in files) else {}
             every = sorted(((self.read.ranks[path], one.tree) for path, one in read.items()), key=lambda i: i[0])
-            alone, stated = len(self.group) == 1, world.sources != FILES_FOUND
+            alone, stated = len(self.group) == 1, world.sources != ONLY_FOUND
             self.problems += signs_in_rank_files(self.name, alone, every, sections, in_parts, stated)
         self.problems += () if in_parts else rank_checks.check_lacking(merge, tree, sections)
         self.builder.add_rank_values(found)
@@ -449,7 +449,7 @@ class _RankGroup:
             least = max(*at_least, 1 + max(self.read.ranks.values()))
             if named is not None and named >= least:
                 return Fact(named, ("file name",))
-            return Fact(found, FILES_FOUND) if found >= least else Fact(least, ("at least, by its layout",))
+            return Fact(found, ONLY_FOUND) if found >= least else Fact(least, ("at least, by its layout",))
         if claimed:
             agrees = named in (None, claimed[-1]) and len(claimed) == 1
             if named not in (None, claimed[-1]):
@@ -461,7 +461,7 @@ class _RankGroup:
         stated = stated_world_size(one.tree for one in self.read.saved.values())
         if stated is not None and found > 1:
             return Fact(stated, ("metadata",))
-        return Fact(found, FILES_FOUND)
+        return Fact(found, ONLY_FOUND)
 
 
 def _may_be_flat(section: Section) -> bool:

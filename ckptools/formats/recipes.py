@@ -11,7 +11,7 @@ from ckptools.files.opening import head_at, is_plain_name, read_json
 from ckptools.formats.dcp.files import METADATA
 from ckptools.formats.recipe import Part, PartsBuilder, Recipe, stated
 from ckptools.formats.shared.checkpoint_builder import file_now
-from ckptools.model.facts import Fact
+from ckptools.model.facts import FILES_FOUND, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import leaf_at
 from ckptools.text import few, plural
@@ -47,7 +47,7 @@ BYTE_CHECKPOINT = Recipe(
         Part(("extra_state/extra_state_rank_{rank}.pt",), "extra_state", PartsBuilder.add_states),
     ),
     saved_as="ByteCheckpoint, DCP folders",
-    world_size=lambda parts: Fact(1 + max(parts.writers.ranks, default=0), ("files found",)),
+    world_size=lambda parts: Fact(1 + max(parts.writers.ranks, default=0), (FILES_FOUND,)),
 )
 
 # -- Composer's `save_checkpoint_to_disk` (2024): `ep0-ba5/` with a folder each for model and optimizer ----------------

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ckptools.errors import ReadError
 from ckptools.formats.flat_parameters import parameters
 from ckptools.formats.flat_parameters.units import Member, Unit, end_to_end
-from ckptools.model.facts import Fact, ModuleOrder
+from ckptools.model.facts import FILES_FOUND, Fact, ModuleOrder
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Shard, Source, in_rank_order
@@ -242,7 +242,7 @@ class WrappedRanks:
         if least > most or ranks > most:
             text = f"{ranks} files, and the lengths of its flattened parameters are those of {least} to {most} ranks"
             self.problems.append(Problem(Code.WORLD_SIZES_DISAGREE, text))
-        return Fact(max(least, ranks), ("files found", SHARD_METADATA) if least <= ranks else (SHARD_METADATA,))
+        return Fact(max(least, ranks), (FILES_FOUND, SHARD_METADATA) if least <= ranks else (SHARD_METADATA,))
 
     def _check_alike(self, first: int) -> None:
         """Find files with the metadata of another wrapping, or of another rank."""

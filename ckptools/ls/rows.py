@@ -31,6 +31,7 @@ from ckptools.formats.shared.several_checkpoints import (
 from ckptools.ls.record import CheckpointRow, LeftOverRow, LookedInto, RunFolder, TrackerRow, seconds_of
 from ckptools.ls.search import Opened, RunSearch
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.facts import FILES_FOUND
 from ckptools.model.incidents import causes_of, incidents_of
 from ckptools.model.problems import Problem
 from ckptools.model.records import Rows
@@ -66,7 +67,8 @@ def _opened(name: str, path: Path, found: Opened) -> CheckpointRow:
     ck = found.facts
     here = [file for file in ck.files if file.status != "missing"]
     times = [file.modified for file in here if file.modified]
-    world = ck.world_size.exact
+    only_counted = len(here) == 1 and ck.world_size.sources == (FILES_FOUND,)  # another rank's file may be lost
+    world = None if only_counted else ck.world_size.exact
     made = CheckpointRow(
         name,
         str(path),
@@ -206,14 +208,23 @@ def newest_whole(
     rows: Sequence[CheckpointRow], verify_row: Callable[[CheckpointRow], CheckpointRow]
 ) -> list[CheckpointRow]:
     """Mark the newest whole checkpoint in the rows (newest first), verifying it and all newer ones."""
-    made = list(rows)
+    most = max((row.ranks for row in rows), default=0)
+    made = [_unproven_if_alone(row, most) for row in rows]
     for n, row in enumerate(made):
         if row.whole is not False:
-            made[n] = verify_row(row)
+            made[n] = _unproven_if_alone(verify_row(row), most)
             if is_proven(made[n]):
                 made[n] = replace(made[n], newest_whole=True)
                 break
     return made
+
+
+def _unproven_if_alone(row: CheckpointRow, most: int) -> CheckpointRow:
+    """Take "whole" from the file of one rank, which states no world size, if another checkpoint has `most` ranks."""
+    alone = row.whole and row.files == row.ranks == 1 and row.world_size is None
+    if not alone or most < 2:
+        return row
+    return replace(row, whole=None, verdict=f"not proven whole: one rank file; another checkpoint has {most} ranks")
 
 
 def verified(

@@ -12,6 +12,9 @@ from ckptools.model.records import displayed
 from ckptools.model.regions import Ints
 from ckptools.text import clip_middle, few, plural, size
 
+FILES_FOUND = "files found"
+"""The source of a world size that no file states: the number of files, some of which may be lost."""
+
 
 @displayed
 class Fact(NamedTuple):

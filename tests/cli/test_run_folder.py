@@ -70,3 +70,9 @@ def test_the_user_is_asked_where_none_is_whole(folder):
 
 def test_the_user_is_asked_where_options_are_for_one_checkpoint(folder):
     assert asked(folder, "--only-this-file")
+
+
+def test_one_rank_file_is_not_taken_for_whole_where_other_steps_have_more(folder):
+    (folder / "ep0-ba6-rank1.pt").unlink()
+    assert "step 4, ep0-ba4-rank0.pt" in run("inspect", folder).stderr
+    assert "not proven whole: one rank file; another checkpoint has 2 ranks" in run("ls", folder, "--json").stdout

@@ -116,7 +116,9 @@ def test_a_file_that_is_named_may_be_a_link(tmp_path):
 
 def test_a_folder_with_nothing_but_a_link_says_how_to_follow_it(tmp_path):
     (tmp_path / "snapshot.pt").symlink_to(DDP)
-    with pytest.raises(UnknownFormatError, match=r"1 link out of it, not followed \(follow_symlinks=True\): snapshot\.pt"):
+    with pytest.raises(
+        UnknownFormatError, match=r"1 link out of it, not followed \(follow_symlinks=True\): snapshot\.pt"
+    ):
         ckptools.open(tmp_path)
     assert ckptools.open(tmp_path, follow_symlinks=True).path == tmp_path / "snapshot.pt"
 

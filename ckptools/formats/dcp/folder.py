@@ -36,7 +36,7 @@ from ckptools.formats.rank_search.rank_checks import compare_ranks
 from ckptools.formats.shared.checkpoint_builder import RankDifferences, StatedFile
 from ckptools.formats.shared.merge import Merge
 from ckptools.formats.shared.provenance import of_folder
-from ckptools.model.facts import Fact, ModuleOrder, RankFile
+from ckptools.model.facts import FILES_FOUND, Fact, ModuleOrder, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import leaf_at
 from ckptools.text import KeyPath
@@ -235,8 +235,8 @@ def world_size_of(writers: Writers, tree: Mapping[Any, Any]) -> Fact:
         stated = leaf_at(tree, path)
         if type(stated) is int and stated > 0:
             source = ".".join(path)
-            return Fact(stated, (source,)) if stated >= files else Fact(files, ("files found", source), agree=False)
+            return Fact(stated, (source,)) if stated >= files else Fact(files, (FILES_FOUND, source), agree=False)
     lists = [s.value for s in find_sections(tree) if s.kind == "rng" and isinstance(s.value, list)]
     if (states := max(map(len, lists), default=0)) > files:
         return Fact(states, ("RNG states",), at_least=True)
-    return Fact(files, ("files found",), at_least=not writers.all)
+    return Fact(files, (FILES_FOUND,), at_least=not writers.all)

@@ -40,7 +40,7 @@ from ckptools.formats.rank_search import rank_checks
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder, Fault
 from ckptools.formats.shared.merge import Merge
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.facts import Fact, RankFile
+from ckptools.model.facts import FILES_FOUND, Fact, RankFile
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Rounded, Tensor
@@ -549,7 +549,7 @@ class TagFolder:
         stated = (self.base.number("dp_world_size") or 0) * self.ranks.mps
         sources = (["partition_count"] if world in cut else []) + (["dp_world_size"] if stated else [])
         agree = not stated or max(cut, default=0) <= stated
-        return Fact(world, tuple(sources) or ("files found",), agree)
+        return Fact(world, tuple(sources) or (FILES_FOUND,), agree)
 
 
 def _of_one_rank(node: Any) -> Any:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from ckptools.errors import ReadError
 from ckptools.files.opening import check_stays_inside, reading
 from ckptools.formats.shared.several_checkpoints import ASTRAY, several, text_of
-from ckptools.model.facts import Fact
+from ckptools.model.facts import FILES_FOUND, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.records import grouped
 from ckptools.model.regions import Ints
@@ -189,7 +189,7 @@ def _world(args: Mapping[str, Any], model_parallel: int, experts: int, contexts:
         return Fact(stated, ("args.world_size",))
     if data and model_parallel * contexts * data >= least:
         return Fact(model_parallel * contexts * data, ("args.data_parallel_size",))
-    return Fact(least, ("files found",))
+    return Fact(least, (FILES_FOUND,))
 
 
 SAME = (

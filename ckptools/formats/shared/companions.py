@@ -33,7 +33,7 @@ from ckptools.files.opening import File, content_of, head_of, read_json, reading
 from ckptools.files.zip_archive import MAX_PICKLE
 from ckptools.formats.options import Options
 from ckptools.formats.shared.checkpoint_builder import FileSet, archive_claims
-from ckptools.model.facts import Fact
+from ckptools.model.facts import FILES_FOUND, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles.machine import Machine, load_checked
 from ckptools.rules.files import FileClaims, misplaced, missing
@@ -240,7 +240,7 @@ def _count_ranks(found: CompanionFiles, here: list[Companion], ranks: int) -> No
     alone = counted == 1 and first.path.name.startswith("rng_state_")
     counted += alone
     named = Fact(counted, ("RNG files",), at_least=alone)
-    found.world_size = named if counted >= ranks else Fact(ranks, ("files found",))
+    found.world_size = named if counted >= ranks else Fact(ranks, (FILES_FOUND,))
     for rank in sorted(set(range(max(counted, ranks))) - set(ranked)):
         path = first.path.with_name(re.sub(r"_\d+\.", f"_{rank}.", first.path.name))
         found.add_missing(path, rank, "rng", tensor="rng")
