@@ -166,6 +166,8 @@ def cover_problem(tensor: Tensor, fqn: str) -> Problem | None:
     whose = f", held by rank {spans(ranks)}" if ranks else ""
     where = first_few(covered.gaps, 3)
     text = f"gap {where}: {covered.missing} of {tensor.numel} elements are in no file here{whose}"
+    if not tensor.shape:
+        text = f"its value is in no file here{whose}"
     return Problem(Code.TENSOR_GAP, text, ranks[0] if ranks else None, fqn)
 
 

@@ -77,6 +77,11 @@ class Box(NamedTuple):
     def __str__(self) -> str:
         return "[" + ", ".join(f"{o}:{e}" for o, e in zip(self.offsets, self.ends, strict=True)) + "]"
 
+    @property
+    def label(self) -> str:
+        """The box in front of a sentence about it: `[0:4, 2:5]: `; "" for the one element of a 0-d tensor."""
+        return f"{self}: " if self.sizes else ""
+
 
 def in_a_row(shape: Sequence[int], offsets: Sequence[Ints], sizes: Sequence[Ints]) -> bool:
     """Whether boxes follow each other along one dimension and span the others, as most tensors are cut.

@@ -88,7 +88,7 @@ def _differing(fqn: str, box: Box, shards: Sequence[Shard]) -> Iterator[Problem]
     stated = [(shard.rank, crc) for shard in shards if shard.rank is not None and (crc := _stated(shard))]
     found = vote(stated, lambda a, b: a == b)
     if not found.agree:
-        text = f"{box}: copies differ by the CRC-32 that their files state ({found.by_rank(_in_hex)})"
+        text = f"{box.label}copies differ by the CRC-32 that their files state ({found.by_rank(_in_hex)})"
         rank, own = found.odd[0] if found.odd else None, found.differing("stated CRC-32", _in_hex, plain=False)
         yield Problem(Code.COPIES_DIFFER, text, rank, fqn, ranks=found.odd, differing=own)
 

@@ -49,7 +49,7 @@ class Unequal(NamedTuple):
         """
         first = _first_difference(self.other, self.usual, files)
         where = f" (first at {first[0]}: {first[1]} and {first[2]})" if first else ""
-        text = f"{self.other.box}: {_whose(self.other)} holds other bytes than {_whose(self.usual)}{where}{more}"
+        text = f"{self.other.box.label}{_whose(self.other)} holds other bytes than {_whose(self.usual)}{where}{more}"
         differing = None
         if first and self.other.rank is not None and self.usual.rank is not None:
             values = sorted(((first[1], (self.other.rank,)), (first[2], (self.usual.rank,))), key=itemgetter(1))

@@ -137,3 +137,7 @@ def test_strides_are_those_of_numpy(shape):
     array = np.zeros(shape, "u1")
     pairs = zip(shape, contiguous_strides(shape), array.strides, strict=True)
     assert not array.size or all(n == 1 or ours == theirs for n, ours, theirs in pairs)
+
+
+def test_the_one_element_of_a_0_d_tensor_has_no_place_in_a_sentence():
+    assert (Box((), ()).label, Box((0, 2), (4, 3)).label) == ("", "[0:4, 2:5]: ")
