@@ -281,7 +281,7 @@ def _cause(group: Sequence[Problem], culprit: Culprit) -> Cause:
     kind, severity = group[0].kind, group[0].severity
     ranks, about = {rank for p in group for rank in p.all_ranks}, _about(group)
     where = ", ".join(filter(None, (named_ranks(ranks) if ranks else "", about)))
-    about = about if not culprit.ranks or ranks == set(culprit.ranks) else where
+    about = about if ranks == set(culprit.ranks) else where
     text, remedy = _phrase(group, culprit), remedy_of(kind, group)
     return Cause(kind.code, severity, text, len(group), remedy, where, _what(group), culprit.words, about)
 

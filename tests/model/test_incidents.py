@@ -69,6 +69,14 @@ def test_values_blame_no_rank_and_are_incidents_by_code():
     assert blamed(*found) == [("rank 1", ("CK001",)), ("", ("CK201",)), ("", ("CK204",))]
 
 
+def test_evidence_names_the_ranks_that_the_culprit_does_not():
+    (nan,) = causes_of([Problem(Code.NOT_FINITE, "1 NaN", 1, "w")])
+    assert (nan.culprit, nan.evidence) == ("", "rank 1, w: 1 NaN")
+    lost = [*missing(1, 2), Problem(Code.MODEL_PART_MISSING, "no stage", 2)]
+    assert [cause.evidence for cause in causes_of(lost)][1] == "rank 2: no stage"
+    assert [cause.evidence for cause in causes_of(missing(1))] == ["no file ep0-ba12000-rank1.pt"]
+
+
 def test_of_two_copies_that_differ_the_rank_of_another_save_is_to_blame():
     copies = differs("w", {1: 0.5, 2: 0.25})
     assert blamed(copies) == [("", ("CK105",))]
