@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from ckptools.model.records import Rows, displayed, to_dict
 from ckptools.option import spelled
-from ckptools.text import named_ranks, plural
+from ckptools.text import plural
 
 Severity = Literal["error", "warning", "note"]
 
@@ -248,7 +248,7 @@ REMEDIES = {
     Code.OPTIMIZER_STATE_UNNAMED: "give the names with {names}",
     Code.UNSAFE_NAME: "do not load it with torch.load(weights_only=False); ckptools runs nothing of it",
 }
-"""The user's next step by kind of problem; `{files}` stands for the files of its ranks, other names for options."""
+"""The user's next step by kind of problem; `{files}` stands for the culprit's files, other names for options."""
 
 WITHOUT_MAJORITY = {
     Code.MIXED_SAVES: "put the files of one save together",
@@ -261,7 +261,7 @@ def remedy_of(kind: Code, group: Sequence[Problem]) -> str:
     """The next step for problems of one kind with one culprit; "" if none is known."""
     ranks = {rank for p in group for rank in p.all_ranks}
     several = len(ranks or {name for p in group for name in p.files}) > 1
-    files = f"the file{'s' if several else ''}" + (f" of {named_ranks(ranks)}" if ranks else "")
+    files = "the files" if several else "the file"
     remedy = REMEDIES.get(kind, "")
     if any(p.differing for p in group) and not ranks:
         remedy = WITHOUT_MAJORITY.get(kind, remedy)

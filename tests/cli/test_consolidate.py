@@ -64,7 +64,7 @@ def test_the_cause_is_below_the_first_line_with_its_way_out_and_what_follows(tmp
     assert (code, stdout) == (4, "") and "NOT WHOLE: rank 1 missing; 48 tensors have gaps; " in lines[0]
     assert [line.strip() for line in lines[1:]] == [
         "rank 1  CK001  no file ep0-ba5-rank1.pt",
-        "put the file of rank 1 beside the others; --allow-missing writes what is whole",
+        "put the file beside the others; --allow-missing writes what is whole",
         "-> 48 tensors have gaps",
     ]
 

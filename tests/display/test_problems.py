@@ -38,9 +38,9 @@ def test_a_cause_comes_with_the_way_out_and_what_follows_stands_once_below_the_l
     nan = Problem(Code.NOT_FINITE, "1 NaN", None, "w")
     assert lines(*gaps, cut, *missing(3), nan) == [
         "  rank 2  CK002  cut",
-        "                 copy the file of rank 2 again from where it was saved; --allow-missing writes what is whole",
+        "                 copy the file again from where it was saved; --allow-missing writes what is whole",
         "  rank 3  CK001  no file ep0-ba12000-rank3.pt",
-        "                 put the file of rank 3 beside the others; --allow-missing writes what is whole",
+        "                 put the file beside the others; --allow-missing writes what is whole",
         "  -> 2 tensors have gaps (CK002 and CK001)",
         "  CK201  w: 1 NaN",
         "         go back to an earlier checkpoint",
@@ -61,8 +61,8 @@ def test_a_culprit_is_named_once_and_a_wide_one_on_a_line_of_its_own():
     assert shown == [
         "  rank 3  CK006  w: x",
         "          CK102, CK104, CK105 too",
-        "                 put the files of one save together: copy the file of rank 3",
-        "                 again from where it was saved",
+        "                 put the files of one save together: copy the file again from",
+        "                 where it was saved",
         "  model-00001-of-00002.safetensors",
         "          CK009  was saved as another",
         "                 move what does not belong here away; give files that changed",

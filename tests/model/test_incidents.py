@@ -47,7 +47,7 @@ def test_all_that_one_rank_is_to_blame_for_is_one_incident_with_the_next_step_of
     assert blamed(*found) == [("rank 2", ("CK001",)), ("rank 3", ("CK006", "CK104", "CK105"))]
     (first, second) = incidents_of(causes_of(found))
     assert (first.text, second.text) == ("rank 2 missing", "rank 3 of another save")
-    assert second.remedy == "put the files of one save together: copy the file of rank 3 again from where it was saved"
+    assert second.remedy == "put the files of one save together: copy the file again from where it was saved"
 
 
 def test_ranks_are_one_culprit_only_with_the_same_kinds_of_problems():
@@ -151,7 +151,7 @@ def test_numbers_positions_and_checksums_make_no_other_cause():
         for n in range(40)
     ]
     assert [where for where, _ in said(*differ)] == ["rank 1, w0 and 39 other tensors"]
-    assert causes_of(differ)[0].remedy.startswith("copy the file of rank 1 again from where it was saved")
+    assert causes_of(differ)[0].remedy.startswith("copy the file again from where it was saved")
 
 
 def test_two_swapped_files_are_one_suspicion():
@@ -192,7 +192,7 @@ def what(*problems: Problem) -> str:
 def test_the_evidence_says_what_the_odd_rank_has_and_what_the_others_have():
     odd = differs("lr", {0: 0.003, 1: 0.02, 2: 0.003})
     assert what(odd) == "differs between ranks (rank 1: 0.02, others: 0.003)"
-    assert remedy(odd) == "copy the file of rank 1 again from where it was saved"
+    assert remedy(odd) == "copy the file again from where it was saved"
     two = differs("lr", {0: 1, 1: 7, 2: 1, 3: 7, 4: 1}, Code.MIXED_SAVES)
     assert (what(two), said(two)[0][0]) == (
         "differs between ranks (ranks 1, 3: 7, others: 1)",
