@@ -68,7 +68,6 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Opaque
 from ckptools.pictures.rank_map import rank_map
 from ckptools.pictures.tensor_layout import tensor_layout
-from ckptools.stats.record import Statistics, statistics_html
 from ckptools.text import few, named_ranks, plural, shape, size
 from ckptools.training_state.optimizers import Optimizer, ParamGroup
 from ckptools.training_state.sections import Section, sections_of_kind
@@ -298,7 +297,6 @@ html_of.register(Optimizer, optimizer_html)
 html_of.register(PagedRecord, page_html)
 html_of.register(Keys, keys_html)
 html_of.register(Shown, shown_html)
-html_of.register(Statistics, statistics_html)
 html_of.register(Difference, difference_html)
 html_of.register(Consolidated, consolidation_html)
 

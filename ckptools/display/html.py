@@ -106,18 +106,18 @@ class Page(ScreenPage):
         self.headings: dict[str, str] = {}
         self._headed = headed
         self._rest = rest
-        self._rows = limits.rows
+        self._rows = self._labelled = limits.rows
         self._nbytes = limits.nbytes - len(STYLE)
 
     def line(self, text: str, mark: str = "", label: str = "", label_mark: str = "heading") -> None:
-        """Add a sentence behind a label, which counts as a row; the marks colour them."""
+        """Add a sentence behind a label; the marks colour them. A page has at most as many labels as rows."""
         made = f'<div class="line{f" {mark}" if mark else ""}">{safe(text, MAX_LINE)}</div>'
         if label:
             made = f'<div class="labelled"><div class="line {label_mark}">{safe(label)}</div>{made}</div>'
-            if self._rows < 1 or self._nbytes < len(made.encode()):
+            if self._labelled < 1 or self._nbytes < len(made.encode()):
                 self._lines_left_out += 1
                 return
-            self._rows -= 1
+            self._labelled -= 1
         self.drawing(made)
 
     def lines(self, texts: Iterable[str]) -> None:
@@ -184,19 +184,18 @@ class Page(ScreenPage):
         rows: Sequence[Sequence[str]],
         total: int | None = None,
         opened: bool = False,
-        rest: str = "",
     ) -> None:
         """Add a folded table, names left and numbers right, with the title on the fold.
 
         `total` is the number of its rows, if `rows` are only the first ones. A line below counts the rows left out, and
-        says how to see them: `rest`, or else the page's.
+        says how to see them.
         """
         kept = list(self._that_fit(columns, rows))
         lost = (len(rows) if total is None else total) - len(kept)
         self.left_out += lost
         body = _table(columns, kept) if kept else ""
         if lost:
-            left = f"{plural(lost, 'row')} left out; all of them: {rest or self._how_to_see(title)}"
+            left = f"{plural(lost, 'row')} left out; all of them: {self._how_to_see(title)}"
             body += f'<div class="line dim">{safe(left)}</div>'
         self.drawing(f"{self._fold(title, opened)}{body}</details>", sum(len(row.encode()) for row in kept))
 

@@ -48,11 +48,15 @@ class ScreenPage:
         self._add(table(columns, rows, self.screen) if opened else [])
 
     def gap(self) -> None:
-        """Leave a blank line before the next line, if there is one."""
+        """Leave a blank line between the lines above and the next line, if there are both."""
         self._gap = True
 
+    def text(self) -> str:
+        """Return the finished text."""
+        return "\n".join(self._lines)
+
     def _add(self, lines: list[str]) -> None:
-        self._lines += ["", *lines] if lines and self._gap else lines
+        self._lines += ["", *lines] if lines and self._lines and self._gap else lines
         self._gap = self._gap and not lines
 
 
@@ -78,4 +82,4 @@ def page_text(record: PagedRecord, screen: Screen = PIPE) -> str:
     """Render the page of a record as text, cut to a screen."""
     page = ScreenPage(screen)
     record._fill(page)
-    return "\n".join(page._lines)
+    return page.text()

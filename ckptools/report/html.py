@@ -52,7 +52,7 @@ from ckptools.pictures.tensor_layout import tensor_layout
 from ckptools.pictures.value_bars import norm_bars
 from ckptools.stats.figures import statistics
 from ckptools.stats.passes import parts_of
-from ckptools.stats.record import Statistics, Stats, statistics_table, suspect_table
+from ckptools.stats.record import Statistics, Stats, fill_rows, fill_suspects
 from ckptools.text import count, few, moment, moment_utc, period, plural, size
 from ckptools.training_state.sections import sections_of_kind
 from ckptools.verify import record as verification
@@ -229,11 +229,12 @@ def findings(checkpoint: Checkpoint, *, deep: bool = False, values: bool = False
 def report_page(found: PageContents, interactive: bool = False) -> str:
     """Render the report on a checkpoint as one document that includes the JSON of `inspect` and `verify`."""
     report, problems = found.report, list(all_problems(found))
-    page = Page(f"ckptools inspect {report.arguments or 'FILES'}", LIMITS, headed=True)
+    page = Page(lambda title: _command(report, title), LIMITS, headed=True)
     _first_screen(page, found, problems)
     contents = len(page.blocks)
-    if found.statistics is not None:
-        suspect_table(page, found.statistics.suspects)
+    if found.statistics is not None and found.statistics.suspects:
+        with page.folded("worth a look", opened=True):
+            fill_suspects(page, found.statistics.suspects)
     drawn = "".join(picture.html() for picture in pictures_of(found))
     if drawn:
         page.drawing(f'<section>{page.heading("pictures")}<div class="two">{drawn}</div></section>')
@@ -243,9 +244,7 @@ def report_page(found: PageContents, interactive: bool = False) -> str:
     _training(page, report)
     _keys(page, found.checkpoint)
     if found.statistics is not None:
-        title = f"values of {plural(found.statistics.tensors, 'tensor')}"
-        every = f"ckptools stats {report.arguments or 'FILES'} --limit 0"
-        statistics_table(page, found.statistics, title, every)
+        fill_rows(page, found.statistics)
     for cause in causes_of(problems, ("note",)):
         page.line(f"{cause.code} {cause.where}: {cause.what}", "dim")
     kinds: dict[Code, None] = dict.fromkeys(problem.kind for problem in problems)
@@ -259,6 +258,13 @@ def report_page(found: PageContents, interactive: bool = False) -> str:
     headline = f"{report.name}: {outcome_lines(found)[0]}"
     script = SCRIPT.read_text() if interactive else ""
     return document(headline, report.name, page.html(), answers, f"in {report.folder} · {report.saved_as}", script)
+
+
+def _command(report: Report, title: str) -> str:
+    """Return the command that shows every row of a table; for "", every labelled line, which statistics alone have."""
+    files = report.arguments or "FILES"
+    valued = not title or title.startswith("values of ")
+    return f"ckptools stats {files} --limit 0" if valued else f"ckptools inspect {files}"
 
 
 def unreadable_page(found: Diagnosis, why: str, made: float) -> str:

@@ -6,19 +6,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 
-from ckptools.display.screen import PIPE, Mark, Screen, painted
-from ckptools.display.tables import NAME_ROOM, Column, table, wrapped
+from ckptools.display.page import PagedRecord, ScreenPage
+from ckptools.display.screen import Mark
+from ckptools.display.tables import NAME_ROOM, Column
 from ckptools.dtypes import short
 from ckptools.model.problems import Severity
 from ckptools.model.records import MAX_LINE, Looked, Rows, as_html, displayed, grouped, to_dict
 from ckptools.model.regions import Ints
 from ckptools.text import clip, clip_middle, clip_name, count, encodable, first_few, plural, printable, shape
-
-if TYPE_CHECKING:
-    from ckptools.display.html import Page
-
 
 Row = TypeVar("Row")
 
@@ -186,7 +183,7 @@ NOT_LOOKED = Suspects()
 
 @displayed
 @dataclass(frozen=True)
-class Statistics(Generic[Row]):
+class Statistics(PagedRecord, Generic[Row]):
     """The record of `stats`: a row for each tensor, and totals.
 
     Attributes:
@@ -217,19 +214,18 @@ class Statistics(Generic[Row]):
         """Whether all values are finite, and none is zero where it should not be."""
         return not self.nonfinite and not any(one.severity == "error" for one in self.suspects)
 
-    def __str__(self) -> str:
-        """The text that `ckptools stats` prints."""
-        return statistics_text(self)
+    def _fill(self, page: ScreenPage, ascii: bool = False) -> None:
+        if self.suspects:
+            page.line("worth a look", "heading")
+        fill_suspects(page, self.suspects)
+        page.gap()
+        fill_rows(page, self, ascii)
 
     def _summary(self) -> str:
         odd = f", {self.nonfinite} NOT FINITE" if self.nonfinite else ""
         part = f", {self.incomplete} not read in full" if self.incomplete else ""
         found = f"{self.of} of {plural(self.tensors, 'tensor')}, {count(self.elements)} elements"
         return f"{clip_middle(self.path.name, 60)}: {found}{odd}{part}"
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """Return a plain dict per row, for `pandas.DataFrame`."""
-        return self.rows.to_dicts()
 
 
 def with_totals(
@@ -248,7 +244,7 @@ def with_totals(
     return Statistics(path, of, len(rows), elements, l2, nonfinite, wrong, nbytes, seconds, Rows(rows), *odd)
 
 
-# -- the record of `stats` as text and as HTML -------------------------------------------------------------------------
+# -- the parts of its page ---------------------------------------------------------------------------------------------
 
 
 MAX_PROBLEMS = 5
@@ -271,55 +267,55 @@ class Field(NamedTuple):
     cell: Callable[[Any], str]
 
 
-def statistics_text(found: Statistics[Any], screen: Screen = PIPE, ascii: bool = False) -> str:
-    """Render a table, the problems of its rows, and totals; `ascii` draws histograms without block characters."""
-    rows: Sequence[Any] = found.rows
-    fields, shown = fields_and_rows(found, ascii)
-    left = found.tensors - len(rows)
-    more = [f"{left} more (--limit 0 shows all)"] if left else []
-    first = suspect_lines(found.suspects, screen)
-    totals = [line for text in (*more, *summary(found)) for line in wrapped("", text, screen, mark="dim")]
-    cells = [[field.cell(row) for field in fields] for row in shown]
-    lines = [*first, "", *table([f.column for f in fields], cells, screen), *_problems(rows, screen), "", *totals]
-    return "\n".join(lines).lstrip("\n")
-
-
-def suspect_lines(suspects: Sequence[Suspect], screen: Screen) -> list[str]:
-    """Render the tensors worth a look; several with the same words share a line."""
-    rows = suspect_cells(suspects)
-    shown = rows if screen.rows is None else rows[:MAX_SUSPECTS]
-    widest = max((len(name) for _, name, _ in shown), default=0)
-    longest = max((len(words) for _, _, words in shown), default=0)
-    width = screen.width or widest + longest + 4
-    room = min(widest, max(NAME_ROOM, width // 2, width - longest - 4))
-    lines = [
-        line
-        for mark, name, words in shown
-        for line in wrapped(f"  {clip_name(name, room):{room}}  ", words, screen, mark=mark)
-    ]
-    left = len(rows) - len(shown)
-    more = [f"  {left} more; all of them when piped, as in | less"] if left else []
-    return [painted("worth a look", "heading", screen.color), *lines, *more] if rows else []
-
-
-def suspect_cells(suspects: Sequence[Suspect]) -> list[tuple[Mark, str, str]]:
-    """Make a mark, a name and words for each suspect; many with the same words become one."""
-    made: list[tuple[Mark, str, str]] = []
+def fill_suspects(page: ScreenPage, suspects: Sequence[Suspect]) -> None:
+    """Add the tensors worth a look; several with the same words share a line."""
+    rows: list[tuple[Mark, str, str]] = []
     for same in grouped(suspects, lambda one: (one.what, one.severity, one.words)).values():
         alone = same if len(same) < MANY else same[:1]
         more = f" and {plural(len(same) - 1, 'other')}" if len(same) >= MANY else ""
         mark: Mark = "bad" if same[0].severity == "error" else "warn"
-        made += [(mark, printable(whose(one)) + more, one.words) for one in alone]
-    return made
+        rows += [(mark, whose(one) + more, one.words) for one in alone]
+    shown = rows if page.screen.rows is None else rows[:MAX_SUSPECTS]
+    widest = max((len(name) for _, name, _ in shown), default=0)
+    longest = max((len(words) for _, _, words in shown), default=0)
+    width = page.screen.width or widest + longest + 4
+    room = min(widest, max(NAME_ROOM, width // 2, width - longest - 4))
+    for mark, name, words in shown:
+        page.line(words, mark, label=f"  {clip_name(name, room):{room}}  ", label_mark="")
+    _count_more(page, len(rows) - len(shown))
 
 
-def fields_and_rows(found: Statistics[Any], ascii: bool) -> tuple[tuple[Field, ...], Sequence[Any]]:
-    """Choose the columns and rows of the table; for dead rows, only matrices that have some."""
+def fill_rows(page: ScreenPage, found: Statistics[Any], ascii: bool = False) -> None:
+    """Add a table, the problems of its rows, and totals; `ascii` draws histograms without block characters.
+
+    Of dead rows, the table has only matrices with some.
+    """
+    fields = {"values": _of_values(found.rows, ascii), "moments": MOMENTS, "dead rows": DEAD}[found.of]
     rows: Sequence[Any] = found.rows
-    fields = {"values": _of_values(rows, ascii), "moments": MOMENTS, "dead rows": DEAD}[found.of]
-    shown = [row for row in rows if row.zero or row.idle] if found.of == "dead rows" else rows
-    read = (READ,) if found.of != "dead rows" and any(row.elements != row.numel for row in rows) else ()
-    return (*fields, *read), shown
+    if found.of == "dead rows":
+        rows = [row for row in rows if row.zero or row.idle]
+    elif any(row.elements != row.numel for row in rows):
+        fields = (*fields, READ)
+    cells = [[field.cell(row) for field in fields] for row in rows]
+    title = f"{found.of} of {plural(found.tensors, 'tensor')}"
+    page.table(title, [field.column for field in fields], cells, opened=True)
+    page.gap()
+    wrong: Sequence[Any] = [row for row in found.rows if row.problem]
+    shown = wrong if page.screen.rows is None else wrong[:MAX_PROBLEMS]
+    if wrong:
+        page.line("not read, or not in full:", "bad")
+    for row in shown:
+        page.line(f"{whose(row)}: {row.problem}", label="  ")
+    _count_more(page, len(wrong) - len(shown))
+    page.gap()
+    left = found.tensors - len(found.rows)
+    for text in [*([f"{left} more (--limit 0 shows all)"] if left else []), *summary(found)]:
+        page.line(text, "dim")
+
+
+def _count_more(page: ScreenPage, left: int) -> None:
+    if left:
+        page.lines([f"  {left} more; all of them when piped, as in | less"])
 
 
 def summary(found: Statistics[Any]) -> list[str]:
@@ -333,15 +329,6 @@ def _of_values(rows: Sequence[Any], ascii: bool) -> tuple[Field, ...]:
         drawn = Field(Column("histogram", "number"), lambda row: histogram(row.histogram or (), ascii))
         return (NAME, *ranks, MIN, drawn, MAX, NOT_FINITE)
     return (NAME, *ranks, DTYPE, SHAPE, RMS, L2, MIN, MAX, MEAN, STD, ZEROS, NOT_FINITE)
-
-
-def _problems(rows: Sequence[Any], screen: Screen) -> list[str]:
-    wrong = [row for row in rows if row.problem]
-    shown = wrong if screen.rows is None else wrong[:MAX_PROBLEMS]
-    lines = [line for row in shown for line in wrapped("  ", f"{whose(row)}: {row.problem}", screen)]
-    left = len(wrong) - len(shown)
-    more = [f"  {left} more; all of them when piped, as in | less"] if left else []
-    return ["", painted("not read, or not in full:", "bad", screen.color), *lines, *more] if wrong else []
 
 
 def whose(row: Any) -> str:
@@ -466,35 +453,3 @@ def which_rows(row: DeadRows) -> str:
         if n
     ]
     return ", ".join(kinds)
-
-
-def statistics_html(found: Statistics[Any]) -> str:
-    """Render statistics as a page: a row for each tensor, and totals."""
-    from ckptools.display.html import DICTS, Page
-
-    page = Page(DICTS)
-    page.line(repr(found))
-    suspect_table(page, found.suspects)
-    statistics_table(page, found)
-    return page.html()
-
-
-def suspect_table(page: Page, suspects: Sequence[Suspect]) -> None:
-    """Add a table of the tensors worth a look; nothing if there are none."""
-    rows = [(name, words) for _, name, words in suspect_cells(suspects)]
-    if rows:
-        page.table("worth a look", (Column("tensor", "name"), Column("what")), rows, opened=True)
-
-
-def statistics_table(page: Page, found: Statistics[Any], title: str = "", rest: str = "") -> None:
-    """Add a row for each tensor, the tensors not read in full, and a line of totals."""
-    from ckptools.display.html import MAX_ROWS
-
-    fields, rows = fields_and_rows(found, ascii=False)
-    cells = [[field.cell(row) for field in fields] for row in rows[:MAX_ROWS]]
-    columns = [field.column for field in fields]
-    page.table(title or plural(len(rows), "row"), columns, cells, len(rows), opened=True, rest=rest)
-    for row in [row for row in found.rows if row.problem][:MAX_PROBLEMS]:
-        page.line(f"{whose(row)}: {row.problem}", "bad")
-    for line in summary(found):
-        page.line(line)

@@ -12,9 +12,10 @@ import torch
 from typer.testing import CliRunner
 
 from ckptools.cli import app
+from ckptools.display.page import page_text
 from ckptools.display.screen import Screen
 from ckptools.model.records import Rows
-from ckptools.stats.record import Statistics, Stats, drawable, figure, histogram, share, statistics_text
+from ckptools.stats.record import Statistics, Stats, drawable, figure, histogram, share
 from tests.truth import FIXTURES
 
 COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
@@ -154,7 +155,7 @@ def made():
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
 def test_a_table_fits_its_screen_by_leaving_out_columns_and_never_cuts_a_figure(width):
-    lines = statistics_text(made(), Screen(width, 40)).splitlines()
+    lines = page_text(made(), Screen(width, 40)).splitlines()
     assert max(map(len, lines)) <= width and len(lines) < 50
     assert all("0.02593  -0.4213" in line.replace("174.1  ", "") and "3 NaN, 1 Inf" in line for line in lines[3:42])
     assert ("mean" in lines[0].split()) == (width >= 120) and ("dtype" in lines[0].split()) == (width >= 200)

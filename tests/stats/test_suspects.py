@@ -12,7 +12,7 @@ import ckptools
 from ckptools.keys.entries import layer_and_role
 from ckptools.stats.figures import statistics
 from ckptools.stats.passes import MeasuredPart
-from ckptools.stats.record import Suspect, statistics_text
+from ckptools.stats.record import Suspect
 from tests.stats.test_figures import stored
 
 LAYERS = 32
@@ -96,7 +96,7 @@ def test_a_public_case_is_found_by_name_in_the_first_five_lines(tmp_path, harm):
     model = healthy()
     name = harm(model)
     stats = stats_of(tmp_path, model)
-    heading, *lines = statistics_text(stats).splitlines()[:5]
+    heading, *lines = str(stats).splitlines()[:5]
     assert heading == "worth a look" and any(name in line for line in lines[: lines.index("")])
     assert stats.ok == (harm not in WRONG)
 
@@ -227,7 +227,7 @@ def test_masks_tables_statistics_and_scales_are_not_too_large(tmp_path, name):
 @pytest.mark.parametrize(("layers", "result"), [(3, "not judged"), (5, "ok")])
 def test_a_rule_that_needs_five_layers_says_where_it_had_fewer(tmp_path, layers, result):
     stats = stats_of(tmp_path, {f"layers.{n}.up.weight": torch.randn(8, 8) for n in range(layers)})
-    said = "values in line: not judged: fewer than 5 layers have such a tensor" in statistics_text(stats).splitlines()
+    said = "values in line: not judged: fewer than 5 layers have such a tensor" in str(stats).splitlines()
     assert (stats.in_line.result, said, stats.in_range.result) == (result, layers < 5, "ok")
 
 
@@ -235,4 +235,4 @@ def test_a_role_that_few_layers_have_is_the_part_that_was_not_compared(tmp_path)
     model = {f"layers.{n}.up.weight": torch.randn(8, 8) for n in range(6)}
     model["layers.0.dense.weight"] = torch.randn(8, 8)
     words = "values in line: partly: 6 of 7 looked at: fewer than 5 layers have such a tensor"
-    assert statistics_text(stats_of(tmp_path, model)).splitlines()[-1] == words
+    assert str(stats_of(tmp_path, model)).splitlines()[-1] == words

@@ -97,7 +97,9 @@ def _check_read(found: Statistics[Any]) -> None:
 
 
 def _text(found: Statistics[Any], screen: Screen, how: RowOptions) -> str:
-    from ckptools.stats.record import drawable, statistics_text
+    from ckptools.display.page import ScreenPage
+    from ckptools.stats.record import drawable
 
-    asked = screen if how.limit is None else screen._replace(rows=None)
-    return statistics_text(found, asked, not drawable(sys.stdout.encoding))
+    page = ScreenPage(screen if how.limit is None else screen._replace(rows=None))
+    found._fill(page, ascii=not drawable(sys.stdout.encoding))
+    return page.text()
