@@ -38,11 +38,7 @@ def _html_of(value: Any) -> str:
 def _text_of(value: Any) -> str:
     from ckptools.contents.record import Keys, Shown
     from ckptools.contents.text import shown_text, tree_text
-    from ckptools.diff.record import Difference
-    from ckptools.diff.text import difference_text
 
-    if isinstance(value, Difference):
-        return difference_text(value, value.tensors)
     if isinstance(value, Keys):
         return tree_text(value)
     return shown_text(value) if isinstance(value, Shown) else repr(value)

@@ -22,8 +22,6 @@ from ckptools.contents.text import (
     stream_lines,
     tensor_facts,
 )
-from ckptools.diff.record import Difference
-from ckptools.diff.text import difference_html
 from ckptools.display.html import (
     BRANCHES,
     DICTS,
@@ -297,7 +295,6 @@ html_of.register(Optimizer, optimizer_html)
 html_of.register(PagedRecord, page_html)
 html_of.register(Keys, keys_html)
 html_of.register(Shown, shown_html)
-html_of.register(Difference, difference_html)
 html_of.register(Consolidated, consolidation_html)
 
 # Registered here, so that the command line does not import code that makes HTML.

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
+from ckptools.display.page import PagedRecord, ScreenPage
 from ckptools.keys.pairing import Proof
-from ckptools.model.records import Rows, as_text, displayed
+from ckptools.model.records import Rows, displayed
 from ckptools.model.regions import Ints
 from ckptools.text import clip_middle, few
 
@@ -159,7 +160,7 @@ class ValueDifference(NamedTuple):
 
 @displayed
 @dataclass(frozen=True)
-class Difference:
+class Difference(PagedRecord):
     """The difference between two checkpoints, A and B.
 
     Attributes:
@@ -197,9 +198,10 @@ class Difference:
 
         return DifferencePlots(self)
 
-    def __str__(self) -> str:
-        """The text that `ckptools diff` prints."""
-        return as_text(self)
+    def _fill(self, page: ScreenPage) -> None:
+        from ckptools.diff.text import fill_difference
+
+        fill_difference(page, self, most_changed(self.tensors))
 
     def _summary(self) -> str:
         found = {True: "the same", False: self.unlike, None: "nothing that was compared differs"}[self.same]
@@ -214,13 +216,9 @@ class Difference:
         return "; ".join([*parts, f"cannot be compared: {few(open_, 12)}"] if open_ else parts)
 
     @property
-    def rows(self) -> Rows[Any]:
+    def rows(self) -> Rows[Any]:  # type: ignore[override]  # made from two fields
         """Every tensor and every plain value; both kinds of rows have name, subject, verdict and detail."""
         return Rows([*self.tensors, *self.values])
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """Return a plain dict for every tensor and every value."""
-        return self.rows.to_dicts()
 
 
 @dataclass(frozen=True)

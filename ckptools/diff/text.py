@@ -1,10 +1,10 @@
-"""The text and HTML of `diff`: a line for each subject, likely causes of a jump of the loss first, then details."""
+"""The page of `diff`: a line for each subject, likely causes of a jump of the loss first, then details."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import compress
 
 from ckptools.diff.record import (
@@ -19,14 +19,14 @@ from ckptools.diff.record import (
     ValueDifference,
     Verdict,
     holds_integers,
-    most_changed,
 )
 from ckptools.diff.sides import Contents
-from ckptools.display.screen import PIPE, Screen, mark_of, painted
-from ckptools.display.tables import Column, table, wrapped
+from ckptools.display.page import ScreenPage
+from ckptools.display.screen import mark_of
+from ckptools.display.tables import Column, table
 from ckptools.model.records import grouped
 from ckptools.option import spelled
-from ckptools.text import and_more, clip, clip_middle, few, number, plural, printable, shape, size, spans, told_apart
+from ckptools.text import and_more, clip, clip_middle, few, number, plural, shape, size, spans, told_apart
 
 # -- one line for each subject: weights, moments, learning rates, random states ----------------------------------------
 
@@ -173,10 +173,9 @@ def _ranks(rows: Sequence[ValueDifference]) -> str:
     return ", ".join(f"{text} on ranks {spans(some)}" for text, some in ranks.items())
 
 
-# -- the text ----------------------------------------------------------------------------------------------------------
+# -- the page ----------------------------------------------------------------------------------------------------------
 
 
-SUBJECT_COLUMNS = (Column("subject"), Column("verdict", "verdict"), Column("detail"))
 TENSOR_COLUMNS = (
     Column("tensor", "name"), Column("verdict", "verdict"),
     Column("|dW|/|W|", "number"), Column("max |dW|", "number"), Column("cosine", "number"),
@@ -186,24 +185,30 @@ VALUE_COLUMNS = (
     Column("value", "name"), Column("keys", "number"), Column("verdict", "verdict"), Column("A → B"), Column("detail"),
 )  # fmt: skip
 
-_Row = TensorDifference | ValueDifference
-
 NOT_LISTED: frozenset[Verdict] = frozenset({"same", "same checksum", "not compared"})
 """Verdicts of tensors and values that are counted, but not listed."""
 
 
-def difference_text(
-    found: Difference, tensors: Sequence[TensorDifference], limit: int | None = None, screen: Screen = PIPE
-) -> str:
-    """Render a difference with the given rows of tensors and `limit` rows of values, leaving out equal ones."""
-    mark = {True: mark_of("same"), False: mark_of("differs"), None: mark_of("warn")}[found.same]
-    lines = wrapped("", verdict_line(found), screen, mark=mark)
-    for letter, side in (("A  ", found.a), ("B  ", found.b)):
-        lines += wrapped(letter, printable(side_line(side)), screen, label="heading")
-    lines += ["", *_subjects(found, screen)]
-    lines += [line for note in found.notes for line in wrapped("note  ", printable(note), screen, mark="dim")]
-    lines += [*_tensors(found, tensors, screen), *_unchanged(found, screen), *_values(found, limit, screen)]
-    return "\n".join([*lines, "", *wrapped("", cost_line(found), screen, mark="dim")])
+def fill_difference(
+    page: ScreenPage, found: Difference, tensors: Sequence[TensorDifference], limit: int | None = None
+) -> None:
+    """Add a difference with the given rows of tensors and `limit` rows of values, leaving out equal ones."""
+    page.line(verdict_line(found), mark_of({True: "same", False: "differs", None: "warn"}[found.same]))
+    for label, side in (("A  ", found.a), ("B  ", found.b)):
+        page.line(side_line(side), label=label)
+    page.gap()
+    subjects = [(row.subject, row.verdict, row.detail) for row in found.subjects] + _layout(found)
+    page.verdicts(plural(len(subjects), "subject"), subjects)
+    for note in found.notes:
+        page.line(note, "dim", label="note  ", label_mark="")
+    page.gap()
+    _fill_tensors(page, found, [row for row in tensors if row.verdict not in NOT_LISTED])
+    page.gap()
+    values = _folded([row for row in found.values if row.verdict not in NOT_LISTED])[: limit or None]
+    if values:
+        page.short_table(_title("value", found.values, sum(count for _, count in values)), *_value_table(values))
+    page.gap()
+    page.line(cost_line(found), "dim")
 
 
 def side_line(side: Side) -> str:
@@ -215,18 +220,6 @@ def side_line(side: Side) -> str:
     return f"{side.path}   {', '.join(facts)}"
 
 
-def _subjects(found: Difference, screen: Screen) -> Iterator[str]:
-    """Render the table of subjects; details wrap and are never cut."""
-    rows = [(row.subject, row.verdict, row.detail) for row in found.subjects] + _layout(found)
-    width = max((len(subject) for subject, _, _ in rows), default=0)
-    verdicts = max((len(verdict) for _, verdict, _ in rows), default=0)
-    for subject, verdict, detail in rows:
-        lines = wrapped(f"{subject:{width}}  {verdict:{verdicts}}  ", printable(detail), screen)
-        behind = lines[0].removeprefix(f"{subject:{width}}  {verdict}")
-        shown = f"{subject:{width}}  {painted(verdict, mark_of(verdict), screen.color)}{behind}"
-        yield from (shown, *lines[1:])
-
-
 def _layout(found: Difference) -> list[tuple[str, str, str]]:
     """Make a row of the layouts, which never count as a difference: one run may be saved with two world sizes."""
     if (found.a.layout, found.a.world_size) == (found.b.layout, found.b.world_size):
@@ -235,28 +228,26 @@ def _layout(found: Difference) -> list[tuple[str, str, str]]:
     return [("layout", "not counted", f"A: {a} / B: {b}")]
 
 
-MOST_LINES = 14
-"""Most lines of each table on a terminal, so that the subjects stay on screen."""
-FEWEST_ROWS = 3
+def _fill_tensors(page: ScreenPage, found: Difference, rows: Sequence[TensorDifference]) -> None:
+    """Add the given tensors; then name the weights that did not change, if most did: frozen, or not loaded."""
+    if rows:
+        # The measures matter most; if the screen has no room for the index of the first difference, only pipes show it.
+        width = page.screen.width
+        room = width is None or max(map(len, table(*_tensor_table(rows, detailed=False)))) <= width
+        page.short_table(_title("tensor", found.tensors, len(rows)), *_tensor_table(rows, first=room))
+    weights = [row for row in found.tensors if row.subject == "weights"]
+    same = [row.name for row in weights if row.verdict in ("same", "same checksum")]
+    changed = sum(row.verdict == "differs" and bool(row.differing) for row in weights)
+    if same and changed > len(same):
+        page.line(f"{few(same)}   (frozen, or not loaded?)", label="unchanged weights: ", label_mark="")
 
 
-def _tensors(found: Difference, rows: Sequence[TensorDifference], screen: Screen) -> list[str]:
-    rows = [row for row in rows if row.verdict not in NOT_LISTED]
-    if not rows:
-        return []
-    # The measures matter most; if the screen has no room for the index of the first difference, only pipes show it.
-    room = screen.width is None or max(map(len, table(*_tensor_table(rows, detailed=False)))) <= screen.width
-    made = _tensor_table(rows, first=room)
-    return ["", _heading("tensor", found.tensors, len(rows), screen), *_short(screen, lambda at: table(*made, at))]
-
-
-def _heading(noun: str, every: Sequence[_Row], shown: int, screen: Screen) -> str:
+def _title(noun: str, every: Sequence[TensorDifference | ValueDifference], shown: int) -> str:
     """State the number of rows, with their verdict if it is the same for all: `45 tensors differ; 3 shown`."""
     rows = [row for row in every if row.verdict not in NOT_LISTED]
     verdict = WORDS[rows[0].verdict] if len({row.verdict for row in rows}) == 1 else "are not the same"
     verdict = "differs" if len(rows) == 1 and verdict == "differ" else verdict
-    limited = f"; {shown} shown" if shown < len(rows) else ""
-    return painted(f"{plural(len(rows), noun)} {verdict}{limited}", "heading", screen.color)
+    return f"{plural(len(rows), noun)} {verdict}{f'; {shown} shown' if shown < len(rows) else ''}"
 
 
 def _tensor_table(
@@ -285,38 +276,8 @@ def _renamed(row: TensorDifference) -> str:
     return f"in B {row.name_b}" if row.name_b not in (None, row.name) else ""
 
 
-def _short(screen: Screen, made: Callable[[Screen], list[str]]) -> list[str]:
-    """Render a table with as many rows as fit on part of the screen; a cell may take several lines."""
-    if screen.rows is None:
-        return made(screen)
-    for count in range(min(MOST_LINES - 3, screen.rows), FEWEST_ROWS, -1):
-        lines = made(screen._replace(rows=count))
-        if len(lines) <= MOST_LINES:
-            return lines
-    return made(screen._replace(rows=FEWEST_ROWS))
-
-
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
-
-
-def _unchanged(found: Difference, screen: Screen) -> list[str]:
-    """Name the weights that did not change, if most did: frozen, or not loaded."""
-    weights = [row for row in found.tensors if row.subject == "weights"]
-    same = [row.name for row in weights if row.verdict in ("same", "same checksum")]
-    changed = sum(row.verdict == "differs" and bool(row.differing) for row in weights)
-    if not same or changed <= len(same):
-        return []
-    return wrapped("unchanged weights: ", printable(few(same)) + "   (frozen, or not loaded?)", screen)
-
-
-def _values(found: Difference, limit: int | None, screen: Screen) -> list[str]:
-    rows = _folded([row for row in found.values if row.verdict not in NOT_LISTED])[: limit or None]
-    if not rows:
-        return []
-    columns, cells = _value_table(rows)
-    heading = _heading("value", found.values, sum(count for _, count in rows), screen)
-    return ["", heading, *_short(screen, lambda at: table(columns, cells, at))]
 
 
 def _value_table(folded: Sequence[tuple[ValueDifference, int]]) -> tuple[list[Column], list[list[str]]]:
@@ -363,26 +324,3 @@ def cost_line(found: Difference) -> str:
     """State the bytes read and the time."""
     read = f"{size(found.bytes_read)} of tensors read, " if found.values_compared else ""
     return f"{read}{found.seconds:.2f} s"
-
-
-def difference_html(found: Difference) -> str:
-    """Render a difference as a page: a line for each subject, then tables of tensors and values."""
-    from ckptools.display.html import DICTS, Page
-
-    page = Page(DICTS)
-    for letter, side in (("A", found.a), ("B", found.b)):
-        page.line(f"{letter}  {side_line(side)}")
-    page.line(verdict_line(found), {True: "good", False: "change", None: "warn"}[found.same])
-    page.line(cost_line(found), "dim")
-    subjects = [(row.subject, row.verdict, row.detail) for row in found.subjects]
-    page.table(plural(len(subjects), "subject"), SUBJECT_COLUMNS, subjects, opened=True)
-    tensors = most_changed(row for row in found.tensors if row.verdict not in NOT_LISTED)
-    if tensors:
-        columns, cells = _tensor_table(tensors)
-        page.table(f"{plural(len(cells), 'tensor')} not the same", columns, cells)
-    values = [row for row in found.values if row.verdict in DIFFERENT]
-    if values:
-        page.table(f"{plural(len(values), 'value')} not the same", *_value_table([(row, 1) for row in values]))
-    for note in found.notes:
-        page.line(f"note  {note}", "dim")
-    return page.html()

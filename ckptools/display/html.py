@@ -199,6 +199,14 @@ class Page(ScreenPage):
             body += f'<div class="line dim">{safe(left)}</div>'
         self.drawing(f"{self._fold(title, opened)}{body}</details>", sum(len(row.encode()) for row in kept))
 
+    def short_table(self, title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+        """Add a folded table."""
+        self.table(title, columns, rows)
+
+    def verdicts(self, title: str, rows: Sequence[tuple[str, str, str]]) -> None:
+        """Add a table of subjects, verdicts and details."""
+        self.table(title, (Column("subject"), Column("verdict", "verdict"), Column("detail")), rows, opened=True)
+
     def html(self) -> str:
         """Return the finished HTML."""
         if self._lines_left_out:

@@ -8,13 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ckptools.display.screen import PIPE, Mark, Screen
+from ckptools.display.screen import PIPE, Mark, Screen, mark_of, painted
 from ckptools.display.tables import Column, incident_lines, table, verdict_lines, wrapped
 from ckptools.model.incidents import Cause, Consequence
 from ckptools.model.records import Rows
 from ckptools.model.verdict import Verdict
 from ckptools.option import in_python
 from ckptools.text import printable
+
+MOST_LINES = 14
+"""Most lines of a short table on a terminal, so that the lines above it stay on screen."""
+
+FEWEST_ROWS = 3
+"""Fewest rows of a short table on a terminal, however many lines each takes."""
 
 
 class ScreenPage:
@@ -46,6 +52,26 @@ class ScreenPage:
     ) -> None:
         """Add a table without its title; nothing if it is not `opened`, as a screen has no folds."""
         self._add(table(columns, rows, self.screen) if opened else [])
+
+    def short_table(self, title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+        """Add a title and a table, on a terminal only as many rows as fit on a part of it."""
+        lines = table(columns, rows, self.screen)
+        if self.screen.rows is not None:
+            for count in range(min(MOST_LINES - 3, self.screen.rows), FEWEST_ROWS - 1, -1):
+                lines = table(columns, rows, self.screen._replace(rows=count))
+                if len(lines) <= MOST_LINES:
+                    break
+        self._add([painted(printable(title), "heading", self.screen.color), *lines])
+
+    def verdicts(self, title: str, rows: Sequence[tuple[str, str, str]]) -> None:
+        """Add a line for each row of subject, verdict and detail, which is never cut; without the title."""
+        width = max((len(subject) for subject, _, _ in rows), default=0)
+        widest = max((len(verdict) for _, verdict, _ in rows), default=0)
+        for subject, verdict, detail in rows:
+            first, *rest = wrapped(f"{subject:{width}}  {verdict:{widest}}  ", printable(detail), self.screen)
+            behind = first.removeprefix(f"{subject:{width}}  {verdict}")
+            shown = painted(verdict, mark_of(verdict), self.screen.color)
+            self._add([f"{subject:{width}}  {shown}{behind}", *rest])
 
     def gap(self) -> None:
         """Leave a blank line between the lines above and the next line, if there are both."""

@@ -8,7 +8,8 @@ import pytest
 
 from ckptools.diff.compare import Wanted, compare
 from ckptools.diff.record import NOT_FINITE, TensorDifference, most_changed
-from ckptools.diff.text import MOST_LINES, _of_tensors, change_words, difference_text
+from ckptools.diff.text import _of_tensors, change_words, fill_difference
+from ckptools.display.page import MOST_LINES, ScreenPage, page_text
 from ckptools.display.record_json import answer_json, json_lines
 from ckptools.display.screen import PIPE, Screen
 from ckptools.text import encodable
@@ -24,7 +25,7 @@ def found(request):
 
 
 def shown(found, screen=PIPE):
-    return difference_text(found, found.tensors, screen=screen)
+    return page_text(found, screen)
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -50,7 +51,9 @@ def test_of_rows_with_many_lines_each_a_few_are_shown_and_the_others_are_counted
 def test_a_limit_is_one_of_rows_each_of_which_counts_all_its_keys():
     a, b = ({"steps": {f"{n}.step": step for n in range(5)}, "rate": 1 / step} for step in (2, 4))
     found = compare(checkpoint(a), checkpoint(b), Wanted())
-    shown = difference_text(found, found.tensors, limit=1)
+    page = ScreenPage()
+    fill_difference(page, found, found.tensors, limit=1)
+    shown = page.text()
     assert "6 values differ; 5 shown" in shown and "steps.0.step     5  2 → 4" in shown and "\nrate" not in shown
 
 

@@ -15,6 +15,7 @@ from ckptools.option import option
 if TYPE_CHECKING:
     from ckptools.cli.arguments import FirstSide, SecondSide
     from ckptools.diff.record import Difference
+    from ckptools.display.screen import Screen
     from ckptools.model.checkpoint import Checkpoint
 
 
@@ -84,7 +85,8 @@ def _side(path: str, opening: OpeningOptions) -> Checkpoint | Path:
 def show(found: Difference, rows: RowOptions, form: AnswerOptions) -> None:
     """Print the record: every key as JSON; as text, only keys that differ, up to the limit."""
     from ckptools.diff.record import most_changed
-    from ckptools.diff.text import NOT_LISTED, difference_text
+    from ckptools.diff.text import NOT_LISTED, fill_difference
+    from ckptools.display.page import ScreenPage
     from ckptools.model.records import Rows
 
     every = form.json or form.jsonl
@@ -95,7 +97,13 @@ def show(found: Difference, rows: RowOptions, form: AnswerOptions) -> None:
     values = Rows(v for v in found.values if every or v.verdict not in NOT_LISTED)[: rows.limit or None]
     listed = replace(found, tensors=tensors, values=values)
     answer = listed if every else found
-    show_answer(form, "diff", answer, listed.rows, lambda a, at: difference_text(a, tensors, rows.limit, at))
+
+    def text(_: Difference, screen: Screen) -> str:
+        page = ScreenPage(screen)
+        fill_difference(page, found, tensors, rows.limit)
+        return page.text()
+
+    show_answer(form, "diff", answer, listed.rows, text)
 
 
 def _write_digests(
