@@ -50,7 +50,7 @@ ONE_FILE = ("_version", "dtypes", "errors", "option", "text", "__init__", "__mai
 """Rooms of one file each, which may use those that stand before them in their layer."""
 
 
-HELD_BY_USERS = ("model.checkpoint", "model.tensor", "diff.record", "ls.record")
+HELD_BY_USERS = ("model.checkpoint", "model.tensor", "contents.record", "diff.record", "ls.record")
 """What users hold, and everything passes around: their methods import rooms above them when they are called."""
 
 

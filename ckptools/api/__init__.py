@@ -35,19 +35,10 @@ def _html_of(value: Any) -> str:
     return html_of(value)
 
 
-def _text_of(value: Any) -> str:
-    from ckptools.contents.record import Keys, Shown
-    from ckptools.contents.text import shown_text, tree_text
-
-    if isinstance(value, Keys):
-        return tree_text(value)
-    return shown_text(value) if isinstance(value, Shown) else repr(value)
-
-
 def _table_of(rows: Any, table_format: str) -> str:
     from ckptools.display.tables import rows_text
 
     return rows_text(rows, table_format)
 
 
-show_with(_html_of, _text_of, _table_of)
+show_with(_html_of, _table_of)

@@ -9,8 +9,9 @@ from typing import Any, Literal, NamedTuple
 
 from ckptools.dtypes import short
 from ckptools.keys.random_states import StreamRow
-from ckptools.model.records import Rows, as_text, displayed
+from ckptools.model.records import Rows, displayed
 from ckptools.model.regions import Ints
+from ckptools.option import in_python
 from ckptools.text import clip, clip_middle, few, plural, shape, size, spans
 
 
@@ -96,9 +97,12 @@ class Keys:
     sections: Rows[KeySection]
     rows: Rows[KeyRow]
 
+    @in_python
     def __str__(self) -> str:
-        """The text that `ckptools tree` prints."""
-        return as_text(self)
+        """The text that `ckptools tree` prints, with options in Python's words."""
+        from ckptools.contents.text import tree_text
+
+        return tree_text(self)
 
     def _summary(self) -> str:
         found = f"{plural(len(self.rows), 'key')}, {plural(self.tensors, 'tensor')}, {size(self.bytes)}"
@@ -258,9 +262,12 @@ class Shown:
         """Whether some of the requested keys could not be read."""
         return any(row.problem or row.missing for row in self.rows)
 
+    @in_python
     def __str__(self) -> str:
-        """The text that `ckptools show` prints."""
-        return as_text(self)
+        """The text that `ckptools show` prints, with options in Python's words."""
+        from ckptools.contents.text import shown_text
+
+        return shown_text(self)
 
     def _summary(self) -> str:
         wrong = ", not all of it readable" if self.problems else ""

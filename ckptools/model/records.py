@@ -30,34 +30,24 @@ SCALARS = frozenset({str, int, float, bool, type(None)})
 """Types that need no conversion: most fields of a large checkpoint's rows have one of them."""
 
 _html_of: Callable[[Any], str] | None = None
-_text_of: Callable[[Any], str] = repr
 _table_of: Callable[[Any, str], str] | None = None
 
 
-def show_with(
-    html_of: Callable[[Any], str], text_of: Callable[[Any], str], table_of: Callable[[Any, str], str]
-) -> None:
-    """Set the functions that render records as HTML, text and tables.
+def show_with(html_of: Callable[[Any], str], table_of: Callable[[Any, str], str]) -> None:
+    """Set the functions that render records as HTML and tables.
 
     Args:
         html_of: makes the HTML of a record for a notebook.
-        text_of: makes the text of a record that its command prints.
         table_of: makes a table of rows in one of tabulate's formats.
     """
-    global _html_of, _text_of, _table_of  # the one place where the model learns of a view
-    _html_of, _text_of, _table_of = html_of, text_of, table_of
+    global _html_of, _table_of  # the one place where the model learns of a view
+    _html_of, _table_of = html_of, table_of
 
 
 @in_python
 def as_html(value: Any) -> str | None:
     """The HTML of a value for a notebook; None before `show_with` was called, so that the `repr` is shown."""
     return None if _html_of is None else _html_of(value)
-
-
-@in_python
-def as_text(value: Any) -> str:
-    """The text of a record as its command prints it, in Python's words; its `repr` before `show_with` was called."""
-    return _text_of(value)
 
 
 def displayed(record: Class) -> Class:
