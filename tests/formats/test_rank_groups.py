@@ -61,7 +61,7 @@ def test_several_files_are_one_checkpoint_by_whatever_name(tmp_path, names):
     assert CliRunner().invoke(app, ["consolidate", *words]).exit_code == 0
     assert (tmp_path / "any.safetensors").read_bytes() == (tmp_path / "usual.safetensors").read_bytes()
     done = CliRunner().invoke(app, ["inspect", str(found[0]), str(found[2])])
-    assert done.exit_code == 1 and "CK001  rank 1: no file of this rank among the named ones" in done.stdout
+    assert done.exit_code == 1 and "rank 1  CK001  no file of this rank among the named ones" in done.stdout
 
 
 def test_numbers_that_are_no_ranks_are_ignored_where_contents_have_the_rank(tmp_path):

@@ -167,7 +167,7 @@ def test_the_step_is_what_the_files_say_and_a_name_that_tells_another_is_told(ru
     row = found.rows[0]
     assert not row.step_agrees and row.codes == ("CK010",)
     assert str(found).count("name says another step") == 1
-    assert row.verdict.startswith("whole, 1 warning: the name of the file or folder states another step than ")
+    assert row.verdict == "whole, 1 warning: file name and content disagree"
     assert found.newest_whole == str(run / "ep0-ba1-rank0.pt")
 
 
@@ -334,7 +334,7 @@ def test_a_link_out_of_the_folder_is_followed_only_when_asked_to(folders, tmp_pa
     (folders / "latest").symlink_to(tmp_path / "elsewhere")
     found = ckptools.checkpoints_in(folders)
     assert steps(found) == [4, 2]
-    assert found.notes == ("1 link out of the folder, not followed (--follow-symlinks): step-6",)
+    assert found.notes == ("1 link out of the folder, not followed (follow_symlinks=True): step-6",)
     assert "out of the folder" in found.trackers[0].problem
     assert 6 in steps(ckptools.checkpoints_in(folders, follow_symlinks=True))
 
