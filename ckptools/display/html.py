@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
-from itertools import chain, islice, repeat
+from itertools import islice
 from typing import Any, NamedTuple
 
 from ckptools.display.drawing import Picture
@@ -134,12 +134,12 @@ class Page(ScreenPage):
     def incidents(self, causes: Sequence[Cause], consequences: Sequence[Consequence], opened: bool = True) -> None:
         """Add a row for each cause, with culprit and next step at the first; then the consequences of missing files."""
         found = incidents_of(causes)
-        rows = [
-            (one.culprit if first else "", cause.code, str(cause.severity), cause.evidence, one.remedy if first else "")
-            for one in found
-            for cause, first in zip(one.causes, chain([True], repeat(False)), strict=False)
-        ]
-        rows += [("", c.code, "", f"follows from {', '.join(c.causes)}: {c.text}", "") for c in consequences]
+        rows: list[tuple[str, str, str, str, str]] = []
+        for one in found:
+            for n, cause in enumerate(one.causes):
+                who, remedy = ("", "") if n else (one.culprit or "-", one.remedy)
+                rows.append((who, cause.code, cause.severity, cause.evidence, remedy))
+        rows += [("-", c.code, "", f"follows from {', '.join(c.causes)}: {c.text}", "") for c in consequences]
         if rows:
             title = ", ".join([plural(len(found), "problem"), *(one.text for one in consequences)])
             self.table(title, PROBLEM_COLUMNS, rows, opened=opened)
