@@ -79,8 +79,9 @@ class Diagnosis(PagedRecord):
     def _fill(self, page: ScreenPage) -> None:
         page.line(str(self.path), "heading")
         page.gap()
-        above = self.verdict is not None and bool(self.verdict.causes)
-        if self.verdict is not None and above:
+        above = ""
+        if self.verdict is not None and self.verdict.causes:
+            above = self.verdict.headline
             page.verdict(self.verdict)
             page.incidents(self.verdict.causes, self.verdict.consequences)
             page.gap()
@@ -88,8 +89,9 @@ class Diagnosis(PagedRecord):
         for row in self.rows:
             word = "warn" if row.doubtful else WORDS[row.ok]
             label = f"{word:4} {printable(row.question).ljust(width)}  "
-            page.line(clip_middle(printable(row.answer), MAX_LINE), label=label, label_mark=mark_of(word) or "heading")
-            if not (above and row.question == WHOLE and row.ok is not True):  # the incidents above are its evidence
+            answer = "as above" if row.answer == above else clip_middle(printable(row.answer), MAX_LINE)
+            page.line(answer, label=label, label_mark=mark_of(word) or "heading")
+            if row.answer != above or row.ok:  # the incidents above are the evidence of a broken checkpoint
                 page.line(clip_middle(printable(row.evidence), MAX_LINE), "dim", label="     ")
         if self.next:
             page.gap()
