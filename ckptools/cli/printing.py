@@ -290,8 +290,8 @@ def opened(
 def _newest_whole(paths: Sequence[str], how: OpeningOptions) -> str | None:
     """Find the newest whole checkpoint of a run, and say so; None if steps do not prove which one it is.
 
-    If two checkpoints have one step, they may be two models; if steps and file times disagree, a step may be of an
-    earlier attempt. Then the user has to choose.
+    If two checkpoints have one step, they may be two models; if steps and names or file times disagree, a file may be
+    misplaced, or of an earlier attempt. Then the user has to choose.
     """
     from ckptools.display.next_command import quoted
     from ckptools.ls.record import called
@@ -306,7 +306,7 @@ def _newest_whole(paths: Sequence[str], how: OpeningOptions) -> str | None:
     newest = next((row for row in run.rows if row.newest_whole), None)
     if newest is None or run.ordered_by != "step" or None in steps or len(set(steps)) < len(steps):
         return None
-    if any(order_notes(run.rows, run.ordered_by)):
+    if not all(row.step_agrees for row in run.rows) or any(order_notes(run.rows, run.ordered_by)):
         return None
     newer = f"; NOT WHOLE and newer: {few(run.wrong_not_older, 3)}" if run.wrong_not_older else ""
     others = f"of {plural(run.checkpoints, 'checkpoint')} the newest whole one is opened: {called(newest)}{newer}"

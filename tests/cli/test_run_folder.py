@@ -62,6 +62,12 @@ def test_the_user_is_asked_where_times_tell_another_order(folder):
     assert asked(folder)
 
 
+def test_the_user_is_asked_where_a_name_tells_another_step(folder):
+    for rank in range(2):
+        (folder / f"ep0-ba2-rank{rank}.pt").rename(folder / f"ep0-ba5-rank{rank}.pt")
+    assert asked(folder)
+
+
 def test_the_user_is_asked_where_none_is_whole(folder):
     for step in (2, 4):
         os.truncate(folder / f"ep0-ba{step}-rank1.pt", 500)
