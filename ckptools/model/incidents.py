@@ -127,7 +127,7 @@ class Incident(NamedTuple):
     Attributes:
         culprit: the ranks or files to blame: `rank 3`, `ranks 1..63`; "" if it is about the run or its tensors.
         severity: of the worst cause.
-        text: the worst cause in a few words: `rank 3 of another step or save`.
+        text: the worst cause in a few words: `rank 3 of another save`.
         causes: the evidence, a cause for each code.
         remedy: the user's next step; "" if none is known.
     """
@@ -193,7 +193,7 @@ def problems_by_cause(
         ranks = {rank for (culprit, _), _ in group for rank in culprit.ranks}
         files = dict.fromkeys(name for (culprit, _), _ in group for name in culprit.files)
         culprit = Culprit(tuple(sorted(ranks)), tuple(files))
-        kinds = grouped((problem for _, several in group for problem in several), _kind)
+        kinds = grouped(sorted((p for _, several in group for p in several), key=_worst_first), _kind)
         found += [(_cause(same, culprit), tuple(same)) for same in kinds.values()]
     return tuple(found)
 

@@ -56,6 +56,12 @@ def test_ranks_are_one_culprit_only_with_the_same_kinds_of_problems():
     assert blamed(*found) == [("ranks 1, 4", ("CK002",)), ("rank 2", ("CK006", "CK105")), ("rank 3", ("CK006",))]
 
 
+def test_the_causes_of_several_lost_ranks_are_the_worst_first():
+    doubt = Problem(Code.NAME_CONTRADICTS, "holds another", 1)
+    found = [*missing(1, 2), doubt, Problem(Code.STRAY_FILE, "is a copy", 2)]
+    assert blamed(*found) == [("ranks 1, 2", ("CK001", "CK009", "CK010"))]
+
+
 def test_files_of_no_rank_are_culprits_by_name():
     found = [Problem(Code.FILE_CUT, f"{name} is cut", files=(name,)) for name in ("a.pt", "b.pt")]
     found += [Problem(Code.STRAY_FILE, "holds another", files=("a.pt",))]
