@@ -42,7 +42,7 @@ def show(
         if limit is not None and limit < 0:
             raise UsageError(None, f"--limit {limit}: 0 is for all")
         checkpoint = opened([path], opening, all_ranks=False)
-        every = None if checkpoint.all_ranks else lambda: opened([path], opening, all_ranks=True)
+        every = None if checkpoint.all_ranks else lambda: opened([str(checkpoint.path)], opening, all_ranks=True)
         found = shown_at(checkpoint, keys, values, private, all_ranks, every)
 
     show_answer(form, "show", found, found.rows, shown_text, limit)
