@@ -198,7 +198,7 @@ def fill_difference(
         page.line(side_line(side), label=label)
     page.gap()
     subjects = [(row.subject, row.verdict, row.detail) for row in found.subjects] + _layout(found)
-    page.verdicts(plural(len(subjects), "subject"), subjects)
+    page.subjects(plural(len(subjects), "subject"), subjects)
     for note in found.notes:
         page.line(note, "dim", label="note  ", label_mark="")
     page.gap()

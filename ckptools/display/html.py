@@ -203,7 +203,7 @@ class Page(ScreenPage):
         """Add a folded table."""
         self.table(title, columns, rows)
 
-    def verdicts(self, title: str, rows: Sequence[tuple[str, str, str]]) -> None:
+    def subjects(self, title: str, rows: Sequence[tuple[str, str, str]]) -> None:
         """Add a table of subjects, verdicts and details."""
         self.table(title, (Column("subject"), Column("verdict", "verdict"), Column("detail")), rows, opened=True)
 

@@ -63,7 +63,7 @@ class ScreenPage:
                     break
         self._add([painted(printable(title), "heading", self.screen.color), *lines])
 
-    def verdicts(self, title: str, rows: Sequence[tuple[str, str, str]]) -> None:
+    def subjects(self, title: str, rows: Sequence[tuple[str, str, str]]) -> None:
         """Add a line for each row of subject, verdict and detail, which is never cut; without the title."""
         width = max((len(subject) for subject, _, _ in rows), default=0)
         widest = max((len(verdict) for _, verdict, _ in rows), default=0)
