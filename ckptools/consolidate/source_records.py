@@ -105,8 +105,9 @@ def without_damaged(tensor: Tensor, fqn: str, damage: Mapping[Record, int]) -> t
         return tensor, None
     first, record = wrong[0]
     more = f" and {plural(len(wrong) - 1, 'more shard')}" if len(wrong) > 1 else ""
-    text = f"{first.box}{more}: {original_of(record.path).name} is damaged: {record.damage(damage[record])}"
-    return without_records(tensor, damage), Problem(Code.BAD_CHECKSUM, text, first.rank, fqn)
+    name = original_of(record.path).name
+    text = f"{first.box}{more}: {name} is damaged: {record.damage(damage[record])}"
+    return without_records(tensor, damage), Problem(Code.BAD_CHECKSUM, text, first.rank, fqn, files=(name,))
 
 
 class CopiedBytes(NamedTuple):

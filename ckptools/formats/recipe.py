@@ -210,7 +210,7 @@ class PartsBuilder:
             where = error.path if inside and error.path is not None else path
             fault, colon = Fault.of(error, where), ":" if where.is_dir() else ""
             problem = fault.problem(f"{self._name(where)}{colon}", None, name)
-            self.problems.append(replace(problem, files=(path.name,)))
+            self.problems.append(replace(problem, files=(self._name(where),)))
             if path.is_file():
                 self.files.append(file_now(path, None, name, fault.status))
 
@@ -329,7 +329,8 @@ class PartsBuilder:
             if key and tensor is not None:
                 tensor = f"{key}.{tensor.removeprefix(f'{top}.') if dropped else tensor}"
             text = f"{name}: {problem.message}" if name else problem.message
-            self.problems.append(replace(problem, message=text, tensor=tensor))
+            files = tuple(f"{name}/{file}" for file in problem.files) if name else problem.files
+            self.problems.append(replace(problem, message=text, tensor=tensor, files=files))
         above, cut = (key,) if key else (), 1 if dropped else 0
         self.builder.differing += ((*above, *path[cut:]) for path in found.differing)
         self.builder.per_rank |= {(*above, *path[cut:]): values for path, values in found.per_rank.items()}

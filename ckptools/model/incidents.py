@@ -283,7 +283,7 @@ def _cause(group: Sequence[Problem], culprit: Culprit) -> Cause:
     where = ", ".join(filter(None, (named_ranks(ranks) if ranks else "", about)))
     about = about if ranks == set(culprit.ranks) else where
     text, remedy = _phrase(group, culprit), remedy_of(kind, group)
-    return Cause(kind.code, severity, text, len(group), remedy, where, _what(group), culprit.words, about)
+    return Cause(kind.code, severity, text, len(group), remedy, where, _what(group, culprit), culprit.words, about)
 
 
 def _telling(group: Sequence[Problem]) -> Problem:
@@ -300,12 +300,16 @@ def _about(group: Sequence[Problem]) -> str:
     return clip_middle(printable(names[0]), MAX_NAME) + more if names else ""
 
 
-def _what(group: Sequence[Problem]) -> str:
-    """The fact that one of the problems states, and the number of others if they name no tensor."""
+def _what(group: Sequence[Problem], culprit: Culprit) -> str:
+    """The fact that one of the problems states, and the number of others if they name no tensor.
+
+    The name of the file to blame, with which a message may begin, is left out: it stands beside the fact.
+    """
     first = _telling(group)
     said = dict.fromkeys(p.fact for p in group)
     more = "" if first.tensor is not None else and_others(len(said) - 1)
-    return clip_middle(printable(first.fact), MAX_WHAT) + (f"; {SWAPPED}" if _swapped(group) else more)
+    fact = first.fact.removeprefix(f"{culprit.words}: ")
+    return clip_middle(printable(fact), MAX_WHAT) + (f"; {SWAPPED}" if _swapped(group) else more)
 
 
 SWAPPED = "and the other way round: the two files seem to have changed places"

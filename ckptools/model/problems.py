@@ -273,6 +273,8 @@ def remedy_of(kind: Code, group: Sequence[Problem]) -> str:
         remedy = AGAIN
     if kind is Code.STRAY_FILE and all(p.severity == "warning" for p in group):
         remedy = f"compare {{files}} with {ORIGIN}, and move away a file that does not belong here"
+    elif kind is Code.STRAY_FILE and len({name for p in group for name in p.files}) == 1:
+        remedy = f"move it away if it does not belong here; else {AGAIN.replace('{files}', 'it')}"
     if kind is Code.COPIES_DIFFER and all(p.severity == "warning" for p in group):  # as running statistics may
         remedy = "{prefer_rank} takes the copies of another rank"
     if kind is Code.FILE_MISSING and len(ranks) * 2 > max(ranks, default=0) + 1 > 2:  # most of them are not here

@@ -168,14 +168,16 @@ def _dtypes(found: Stored) -> set[str]:
 def _wrong_checksum(found: Stored, crc: int) -> Problem:
     fqn, shard = found.owners[0]
     more = and_more(len(found.owners) - 1)
-    text = f"{original_of(found.record.path).name} {shard.box}{more}: {found.record.damage(crc)}"
-    return Problem(Code.BAD_CHECKSUM, text, shard.rank, fqn)
+    name = original_of(found.record.path).name
+    text = f"{name} {shard.box}{more}: {found.record.damage(crc)}"
+    return Problem(Code.BAD_CHECKSUM, text, shard.rank, fqn, files=(name,))
 
 
 def _wrong_header(found: Stored) -> Problem:
     fqn, shard = found.owners[0]
-    what = "local header and directory disagree; the file is damaged"
-    return Problem(Code.BAD_CHECKSUM, f"{found.record.path.name} record {found.record.name}: {what}", shard.rank, fqn)
+    name = original_of(found.record.path).name
+    text = f"{name} record {found.record.name}: local header and directory disagree; the file is damaged"
+    return Problem(Code.BAD_CHECKSUM, text, shard.rank, fqn, files=(name,))
 
 
 def _odd_values(found: Stored, files: OpenFiles) -> Iterator[Problem]:
@@ -380,7 +382,7 @@ def _damaged_in(rank_file: RankFile, files: OpenFiles) -> Iterator[Problem]:
             item = f", item at byte {window.start}:" if window.start else ""
             for why in _refused(window):
                 text = f"{rank_file.path.name}{item} {why}; torch.load may refuse it"
-                yield Problem(Code.BAD_CHECKSUM, text, rank_file.rank)
+                yield Problem(Code.BAD_CHECKSUM, text, rank_file.rank, files=(rank_file.path.name,))
 
 
 def _archives(file: File) -> Iterator[Window]:

@@ -65,6 +65,6 @@ def test_a_culprit_is_named_once_and_a_wide_one_on_a_line_of_its_own():
         "                 where it was saved",
         "  model-00001-of-00002.safetensors",
         "          CK009  was saved as another",
-        "                 move what does not belong here away; give files that changed",
-        "                 places their names back",
+        "                 move it away if it does not belong here; else copy it again",
+        "                 from where it was saved",
     ]

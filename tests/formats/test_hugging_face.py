@@ -182,8 +182,8 @@ def doubled(folder: Path) -> None:
 
 EMBEDDING = "model.embed_tokens.weight"
 CONTRADICTIONS = {
-    "a file that it hides": (lambda f: without_from_index(f, part(2)), "CK010", "does not name it"),
-    "a tensor that it hides": (lambda f: edit(f / INDEX, **{"lm_head.weight": None}), "CK010", "does not name it"),
+    "a file that it hides": (lambda f: without_from_index(f, part(2)), "CK010", "does not name"),
+    "a tensor that it hides": (lambda f: edit(f / INDEX, **{"lm_head.weight": None}), "CK010", "does not name"),
     "a tensor in another file": (lambda f: edit(f / INDEX, **{"lm_head.weight": part(1)}), "CK010", ""),
     "another total size": (doubled, "CK010", ""),
     "a tensor in no file": (lambda f: edit(f / INDEX, lost=part(2)), "CK107 lost", "which holds no such tensor"),
@@ -203,6 +203,25 @@ def test_an_index_that_the_files_contradict_is_told_and_all_is_read(llama, what,
     else:
         with pytest.raises(NotWholeError):
             ck.consolidate(tmp_path / "out.safetensors")
+
+
+def test_a_copy_under_the_name_of_another_file_is_to_blame_alone(llama):
+    shutil.copy(llama / part(1), llama / part(2))
+    ck = ckptools.open(llama)
+    assert ck.verdict.headline == f"NOT WHOLE: {part(2)} stray or duplicate"
+    assert [one.culprit for one in ck.verdict.incidents] == [part(2)]
+    assert ck.verify().to_fetch == (part(2),)
+    assert {shard.source.path.name for shard in ck.model[EMBEDDING].shards} == {part(1)}
+
+
+def test_files_that_changed_places_are_both_named_and_all_is_read(llama):
+    one, two = (llama / part(1)).read_bytes(), (llama / part(2)).read_bytes()
+    (llama / part(1)).write_bytes(two)
+    (llama / part(2)).write_bytes(one)
+    ck = ckptools.open(llama)
+    (incident,) = ck.verdict.incidents
+    assert ck.whole and {part(1), part(2)} == set(incident.culprit.split(", "))
+    assert "the two files seem to have changed places" in incident.causes[0].what
 
 
 def test_a_total_size_may_count_tied_weights_once_or_twice_and_bools_as_bits(gpt2):

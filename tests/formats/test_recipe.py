@@ -144,7 +144,7 @@ def test_an_unreadable_part_is_named_by_its_file_and_the_rest_is_read(folder):
     recipe = replace(RECIPE, parts=(optional, *RECIPE.parts[1:]))
     ((code, severity, tensor, _, message),) = said(folder, recipe)
     assert (code, severity, tensor) == ("CK002", "error", "model") and message.startswith("model/.metadata ")
-    assert opened(folder, recipe).problems[0].files == ("model",)
+    assert opened(folder, recipe).problems[0].files == ("model/.metadata",)
     assert list(opened(folder, recipe).tree) == ["state", "counters"]
     with pytest.raises(ReadError):
         opened(folder)

@@ -332,11 +332,11 @@ class _Objects:
         """Return an object, or its stand-in."""
         file = self.here.get(stored.file)
         if file is None or twice:
-            return self._lost(fqn, f"the metadata says {'twice' if twice else 'nowhere'} where it lies", None)
+            return self._lost(fqn, f"the metadata says {'twice' if twice else 'nowhere'} where it lies")
         if not file.holds(stored.offset + stored.length):
-            return self._lost(fqn, f"lies in {stored.file}, which is {file.state}", file.rank)
+            return self._lost(fqn, f"lies in {stored.file}, which is {file.state}", file)
         if stored.unreadable:
-            return self._lost(fqn, stored.unreadable, file.rank)
+            return self._lost(fqn, stored.unreadable, file)
         if self.budget is not None:
             self.budget -= stored.length
             if self.budget < 0:
@@ -348,10 +348,11 @@ class _Objects:
             return self.items.value(file.path, stored.offset, stored.length)
         except ReadError as error:
             self.suspects.append(SuspectFile(fqn, file.path, stored, error))
-            return self._lost(fqn, self.items.why(error), file.rank)
+            return self._lost(fqn, self.items.why(error), file)
 
-    def _lost(self, fqn: str, why: str, rank: int | None) -> Lost:
-        self.lost.append(Problem(Code.VALUE_LOST, why, rank, fqn))
+    def _lost(self, fqn: str, why: str, file: StatedFile | None = None) -> Lost:
+        rank, names = (None, ()) if file is None else (file.rank, (file.path.name,))
+        self.lost.append(Problem(Code.VALUE_LOST, why, rank, fqn, files=names))
         return Lost("lost")
 
     def problems(self) -> list[Problem]:

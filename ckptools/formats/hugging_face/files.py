@@ -35,6 +35,7 @@ from ckptools.files.opening import is_plain_name, read_json, reading
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import describe_for_error
+from ckptools.rules.files import strays
 from ckptools.text import few, plural
 from ckptools.training_state.sections import storage_identity
 
@@ -212,7 +213,6 @@ def _numbered(name: WeightName, number: int) -> Path:
 
 # -- the index ---------------------------------------------------------------------------------------------------------
 
-MAX_NAMED = 3
 MAX_SIZE = 1 << 62
 
 
@@ -250,28 +250,43 @@ def read_index(path: Path) -> Index:
 
 def check_index(index: Index, files: Mapping[str, Mapping[str, Any]]) -> list[Problem]:
     """Find contradictions between an index and the tensors of the files that were read."""
-    where = {name: file for file, tensors in files.items() for name in tensors}
-    lacking = [name for name in index.weight_map if name not in where]
-    moved = [name for name, file in index.weight_map.items() if where.get(name, file) != file]
-    unlisted = [name for name in where if name not in index.weight_map]
+    where: dict[str, list[str]] = {}
+    for file, tensors in files.items():
+        for name in tensors:
+            where.setdefault(name, []).append(file)
     source = index.path.name
     problems = []
-    for name in lacking:
-        file = index.weight_map[name]
-        why = "which holds no such tensor" if file in files else "which is not here or damaged"
-        problems.append(Problem(Code.MODEL_PART_MISSING, f"{source} says that it is in {file}, {why}", None, name))
-    if moved:
-        text = f"{source} says that {_some(moved)} is in {index.weight_map[moved[0]]}, found in {where[moved[0]]}"
-        problems.append(Problem(Code.NAME_CONTRADICTS, text))
-    if unlisted:
-        text = f"{_some(unlisted)} in {where[unlisted[0]]}, and {source} does not name it; read all the same"
-        problems.append(Problem(Code.NAME_CONTRADICTS, text))
+    moved: dict[tuple[str, str], list[str]] = {}
+    for name, file in index.weight_map.items():
+        found = where.get(name)
+        if found is None:
+            why = "which holds no such tensor" if file in files else "which is not here or damaged"
+            text = f"{source} says that it is in {file}, {why}"
+            blamed = (file,) if file in files else ()
+            problems.append(Problem(Code.MODEL_PART_MISSING, text, None, name, files=blamed))
+        elif file not in found:
+            moved.setdefault((found[0], file), []).append(name)
+        elif len(found) > 1:
+            odd = [other for other in found if other != file]
+            text = f"holds it too; {source} places it in {file}, whose values are shown"
+            problems += strays(odd, text, tensor=name)
+    for (file, stated), names in moved.items():
+        text = f"{file}: holds {_some(names)} that {source} places in {stated}"
+        problems.append(Problem(Code.NAME_CONTRADICTS, text, files=(file,), found=stated, expected=file))
+    unlisted: dict[str, list[str]] = {}
+    for name, found in where.items():
+        if name not in index.weight_map:
+            unlisted.setdefault(found[0], []).append(name)
+            if len(found) > 1:
+                problems += strays(found, "each of them holds it; the first is shown", tensor=str(name))
+    for file, names in unlisted.items():
+        text = f"{file}: holds {_some(names)} that {source} does not name; read all the same"
+        problems.append(Problem(Code.NAME_CONTRADICTS, text, files=(file,)))
     return problems
 
 
-def _some(names: list[str]) -> str:
-    listed = ", ".join(map(describe_for_error, names[:MAX_NAMED]))
-    return f"{plural(len(names), 'tensor')} ({listed}{', …' if len(names) > MAX_NAMED else ''})"
+def _some(names: Sequence[str]) -> str:
+    return f"{plural(len(names), 'tensor')} ({describe_for_error(names[0])}{', …' if len(names) > 1 else ''})"
 
 
 def check_total_size(index: Index, tensors: Iterable[Tensor]) -> list[Problem]:

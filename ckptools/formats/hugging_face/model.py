@@ -203,7 +203,7 @@ class WeightModel(FileSet):
         if errors and not self.weight_files:
             raise errors[0]
         lost = len(here) + len(missing) - len(self.weight_files)
-        self.tree = self.weight_files[0].tree if len(here) == 1 and not missing and not index else self._joined()
+        self.tree = self.weight_files[0].tree if len(here) == 1 and not missing and not index else self._joined(index)
         # Files whose content is not of the kind in their names.
         for one in self.weight_files:
             if one.safetensors != (one.path.suffix == ".safetensors"):
@@ -213,8 +213,9 @@ class WeightModel(FileSet):
                 text = f"{one.path.name} holds pieces of larger tensors: DCP wrote it, and its name does not say so"
                 self.problems.append(Problem(Code.ONE_OF_SEVERAL, text))
         if index:
-            self.problems += check_index(index, {one.path.name: one.tree for one in self.weight_files})
-        if index and not lost:
+            wrong = check_index(index, {one.path.name: one.tree for one in self.weight_files})
+            self.problems += wrong
+        if index and not lost and not any(p.kind is Code.MODEL_PART_MISSING for p in wrong):
             self.problems += check_total_size(index, (t for t in self.tree.values() if isinstance(t, Tensor)))
         # torchao's tensors are joined from their parts by the descriptions in all files.
         described: dict[str, Description] = {}
@@ -300,19 +301,23 @@ class WeightModel(FileSet):
         self.bytes_read += weights.bytes_read
         return None
 
-    def _joined(self) -> dict[Any, Any]:
-        """Merge the tensors of several files into one dict; each may be in only one file."""
+    def _joined(self, index: Index | None) -> dict[Any, Any]:
+        """Merge the tensors of several files into one dict; each may be in only one file.
+
+        Of two files with one tensor, the one that the index names is taken, else the first.
+        """
         tree: dict[Any, Any] = {}
         where: dict[Any, str] = {}
+        listed = index.weight_map if index is not None else {}
         for one in self.weight_files:
             if not isinstance(one.tree, dict):
                 raise ReadError(one.path, f"holds a {type(one.tree).__name__}, not the names and tensors of a model")
             for name, value in one.tree.items():
-                if name in where:
+                if name in where and index is None:
                     both = (where[name], one.path.name)
                     self.problems += strays(both, "both hold it; the first is shown", tensor=str(name))
-                    continue
-                tree[name], where[name] = value, one.path.name
+                if name not in where or listed.get(name) == one.path.name:
+                    tree[name], where[name] = value, one.path.name
         return tree
 
 
