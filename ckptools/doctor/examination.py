@@ -26,9 +26,9 @@ from ckptools.doctor.answers import (
 )
 from ckptools.errors import CkptoolsError, ReadError, SeveralError
 from ckptools.files.opening import check_path, content_of, head_at, location, path_of, real_path, what_is
-from ckptools.formats.folder_search import MAX_DEPTH
 from ckptools.formats.open import open_checkpoint
 from ckptools.formats.rank_search.rank_names import parse
+from ckptools.ls.folder_around import folder_around, of_run
 from ckptools.ls.record import RunFolder
 from ckptools.ls.rows import UNORDERED, checkpoints_in, is_wrong, step_or_name
 from ckptools.match.run import match
@@ -38,7 +38,6 @@ from ckptools.model.verdict import Verdict
 from ckptools.option import spelled
 from ckptools.tensor_io.fetch_ahead import Progress
 from ckptools.text import few, plural, size
-from ckptools.training_state.steps import step_in
 from ckptools.verify.record import Verification
 from ckptools.verify.run import verify
 
@@ -128,7 +127,7 @@ class _Examination:
                     self._open_newest()
 
     def _open_newest(self) -> None:
-        self.run = checkpoints_in(self.path, on_found=self.on_found, **_of_run(self.how))
+        self.run = checkpoints_in(self.path, on_found=self.on_found, **of_run(self.how))
         chosen = self.run.newest_whole or next((row.path for row in self.run.rows if row.format), None)
         if chosen is not None:
             self.checkpoint = open_checkpoint(chosen, all_ranks=True, **self.how)
@@ -142,15 +141,15 @@ class _Examination:
             other = parse(path_of(row.path))
             beside = real_path(path_of(row.path).parent) == real_path(self.path.parent)
             if row.format and beside and other is not None and other.group == name.group:
-                self.checkpoint = open_checkpoint(row.path, all_ranks=True, **_of_run(self.how))
+                self.checkpoint = open_checkpoint(row.path, all_ranks=True, **of_run(self.how))
 
     def _run_folder(self) -> RunFolder | None:
         """Find all checkpoints of the run; None if no run folder is found."""
         if self.run is not None:
             return self.run
-        folder, levels = self._folder_around()
+        folder, levels = folder_around(self.path)
         try:
-            how = _of_run(self.how)
+            how = of_run(self.how)
             others = [value for name, value in self.how.items() if name not in how]
             known = None if any(others) else self.checkpoint
             found = checkpoints_in(folder, on_found=self.on_found, known=known, levels=levels, **how)
@@ -159,18 +158,6 @@ class _Examination:
             return found
         except (CkptoolsError, OSError):
             return None
-
-    def _folder_around(self) -> tuple[Path, int]:
-        """Find the run folder, and how many levels of it are searched.
-
-        It is the parent of a folder named after a step, else the folder itself. Around a file that no step names, only
-        its own folder is searched: what lies below may be of anybody, as in a home folder.
-        """
-        start = self.path if self.path.is_dir() else self.path.absolute().parent
-        for folder in (start.absolute(), start.absolute().parent):
-            if step_in(folder.name) is not None:
-                return _as_given(folder.parent), MAX_DEPTH
-        return _as_given(start), MAX_DEPTH if self.path.is_dir() else 0
 
     @property
     def _is_run(self) -> bool:
@@ -241,7 +228,7 @@ class _Examination:
         assert self.checkpoint is not None
         if path.absolute() == self.checkpoint.path.absolute():
             return True
-        other = open_checkpoint(path, **_of_run(self.how))
+        other = open_checkpoint(path, **of_run(self.how))
         return not _real_files(self.checkpoint).isdisjoint(_real_files(other))
 
     def _loads(self, checkpoint: Checkpoint) -> Finding:
@@ -273,6 +260,10 @@ class _Examination:
         newest = self.run.newest_whole if self.run is not None else None
         if verified.verdict.whole is False and newest is not None and not self._is_mine(path_of(newest)):
             self.commands.insert(0, f"ckptools consolidate {quoted([newest])} -o OUT.safetensors")
+            if verified.to_fetch:
+                self.commands.insert(1, f"ckptools verify {named} --to-fetch")
+        elif verified.to_fetch:
+            self.commands.insert(0, f"ckptools verify {named}{' --deep' if self.deep else ''} --to-fetch")
         elif not verified.ok:
             self.commands.insert(0, f"ckptools verify {named}{' --deep --values' if self.deep else ''}")
         elif not self.deep:
@@ -316,17 +307,3 @@ def _what_is(path: Path) -> tuple[str, str]:
 
 def _real_files(checkpoint: Checkpoint) -> set[Path]:
     return {real_path(file.path) for file in checkpoint.files if file.status != "missing"}
-
-
-def _as_given(folder: Path) -> Path:
-    """Shorten a folder as a user would type it: relative to the current directory if it lies below."""
-    here = Path.cwd()
-    return folder.relative_to(here) if folder.is_relative_to(here) else folder
-
-
-OF_A_RUN = ("follow_symlinks", "jobs", "weights", "rules", "shapes", "names")
-"""Options that apply to every checkpoint of a run; the others apply to a single checkpoint."""
-
-
-def _of_run(how: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: how[name] for name in OF_A_RUN if name in how}

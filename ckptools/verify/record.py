@@ -107,6 +107,8 @@ class Verification(PagedRecord):
     Attributes:
         checks: in a fixed order.
         ignored: number of problems left out because the user ignores their code.
+        to_fetch: files to copy again from where the checkpoint was saved, relative to the folder that holds all of its
+            files.
         bytes_read: bytes of tensors read for checksums and values.
         seconds: wall time, including the time to open the checkpoint.
     """
@@ -115,6 +117,7 @@ class Verification(PagedRecord):
     checks: Rows[Check]
     verdict: Verdict
     ignored: int = 0
+    to_fetch: tuple[str, ...] = ()
     bytes_read: int = 0
     seconds: float = 0.0
 
@@ -196,6 +199,7 @@ def verification_json(found: Verification) -> str:
             for check in found.checks
         ],
         "ignored": found.ignored,
+        "to_fetch": found.to_fetch,
         "bytes_read": found.bytes_read,
         "seconds": round(found.seconds, 3),
     }

@@ -40,6 +40,7 @@ from ckptools.training_state.sections import sections_of_kind
 from ckptools.training_state.steps import WHY_OUT_OF_STEP, SchedulerCount, scheduler_counts
 from ckptools.training_state.steps import learning_rates as compared_rates
 from ckptools.verify import stored_bytes
+from ckptools.verify.files_to_fetch import files_to_fetch
 from ckptools.verify.record import Check, Verification, judged, not_judged, without
 from ckptools.verify.stored_bytes import (
     damaged_archives,
@@ -333,7 +334,15 @@ def verify(
     found += [p for p in ck.problems if p.kind in ELSEWHERE]
     sums = next(check for check in checks if check.name == CHECKSUMS)
     verdict = verdict_of(ck, found, "bytes" if 0 < sums.looked_at == sums.of else None)
-    return Verification(ck.path, kept, verdict, ignored, reading.nbytes, opened + time.perf_counter() - started)
+    return Verification(
+        path=ck.path,
+        checks=kept,
+        verdict=verdict,
+        ignored=ignored,
+        to_fetch=files_to_fetch(ck, found),
+        bytes_read=reading.nbytes,
+        seconds=opened + time.perf_counter() - started,
+    )
 
 
 def _codes(ignore: Iterable[str]) -> set[str]:

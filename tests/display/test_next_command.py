@@ -63,7 +63,7 @@ def test_behind_verify_nobody_is_told_to_verify_again():
 def test_what_no_option_talks_away_is_not_proposed_to_be_consolidated(tmp_path):
     for rank in range(3):
         shutil.copy(RANKS / f"rank{min(rank, 1)}.pt", tmp_path / f"rank{rank}.pt")
-    assert proposed(tmp_path).startswith("doctor ")
+    assert proposed(tmp_path) == f"verify {tmp_path} --to-fetch"
 
 
 def test_a_warning_keeps_nothing_from_being_proposed_to_be_consolidated(tmp_path):

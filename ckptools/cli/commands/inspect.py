@@ -54,6 +54,10 @@ def inspect(
     with answered_in_json(form.json, "ckptools/inspect/1", "whole", paths):
         checkpoint = opened(paths, opening, all_ranks, reader_of(engine, trust))
     report = inspect_report(checkpoint)
+    if report.verdict.level == "bad":
+        from ckptools.doctor.way_out import way_out
+
+        report = report._replace(next=str(way_out(checkpoint, vars(opening), checkpoint.problems) or report.next))
     details: tuple[Detail, ...] = ()
     if section is not None:
         from ckptools.inspect.sections import section_details

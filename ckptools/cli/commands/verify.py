@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptools.cli.options import CheckOptions, OpeningOptions, TableOptions
-from ckptools.cli.printing import ProgressLine, answered_in_json, opened, show, show_answer
+from ckptools.cli.printing import ProgressLine, answered_in_json, opened, remark, show, show_answer
+from ckptools.errors import UsageError
+from ckptools.option import option
+from ckptools.text import plural, printable
 
 if TYPE_CHECKING:
     from ckptools.cli.arguments import CheckpointPaths
@@ -15,6 +18,9 @@ def verify(
     paths: CheckpointPaths,
     *,
     checks: CheckOptions,
+    to_fetch: bool = option(
+        False, "Print only the names of the files to copy again, for rsync --files-from=-; nothing if there are none."
+    ),
     form: TableOptions,
     opening: OpeningOptions,
 ) -> None:
@@ -25,11 +31,15 @@ def verify(
 
     Exit code: 0 no check failed (warnings may be shown), 1 a check failed, 3 unreadable.
     """
+    from ckptools.display.next_command import quoted
     from ckptools.model.tree import tensors_in
+    from ckptools.verify.files_to_fetch import folder_of
     from ckptools.verify.record import verification_json
     from ckptools.verify.run import verify as check
     from ckptools.verify.stored_bytes import bytes_to_read
 
+    if to_fetch and not form.is_text:
+        raise UsageError(None, "--to-fetch prints names alone; the JSON of verify has them under to_fetch")
     with answered_in_json(form.json, "ckptools/verify/1", "ok", paths):
         checkpoint = opened(paths, opening)
     total = bytes_to_read(checkpoint, checks.deep, checks.values)
@@ -38,7 +48,19 @@ def verify(
         found = check(checkpoint, **vars(checks), jobs=opening.jobs, progress=line)
     if form.json:
         show(verification_json(found))
+    elif to_fetch:
+        for name in found.to_fetch:
+            show(printable(name))
+        folder = quoted([str(folder_of(checkpoint))])
+        copied = f": append | rsync -a --files-from=- HOST:FOLDER/ {folder}/" if found.to_fetch else ""
+        remark(f"{plural(len(found.to_fetch), 'file')} to copy again{copied}")
     else:
         show_answer(form, "verify", found, found.checks)
+        if form.is_text and found.verdict.level == "bad":
+            from ckptools.doctor.way_out import way_out
+
+            following = way_out(checkpoint, vars(opening), found.problems)
+            if following is not None:
+                remark(f"\nnext: {following}")
     if not found.ok:
         raise SystemExit(1)
