@@ -334,7 +334,8 @@ def _phrase(group: Sequence[Problem], culprit: Culprit) -> str:
     at = f" ({differing.few_words})" if differing and len(differing.few_words) <= MAX_STEPS else ""
     if any(culprit):
         blamed = named_ranks(culprit.ranks) if culprit.ranks else _first_of(culprit.files)
-        return f"{blamed} {PHRASES[kind]}{at}" if kind in PHRASES else f"{blamed}: {kind.meaning}"
+        perhaps = "perhaps " if kind is Code.MIXED_SAVES and group[0].severity == "warning" else ""
+        return f"{blamed} {perhaps}{PHRASES[kind]}{at}" if kind in PHRASES else f"{blamed}: {kind.meaning}"
     if at:
         return f"{kind.meaning}{at}"
     ranks = {rank for p in group for rank in p.all_ranks}

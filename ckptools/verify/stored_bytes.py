@@ -7,9 +7,10 @@ each zip entry. torch never compares them, so a flipped bit loads silently. safe
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -297,15 +298,35 @@ def one_save(ck: Checkpoint) -> Check:
     here = [f for f in ck.files if f.is_here]
     sizes = sorted({f.nbytes for f in here})
     ends = dict.fromkeys(map(size, (*sizes[:1], *sizes[-1:])))
-    times = [f.modified for f in ck.files if f.modified]
-    apart = max(times) - min(times) if times else 0.0
+    apart, when, astray = written_apart(ck.files)
     problems = [p for p in ck.problems if p.kind in ONE_SAVE]
     if apart > FAR_APART:
-        text = f"files were written {apart / 3600:.1f} hours apart; they may be of two saves, or copied one by one"
-        problems.append(Problem(Code.MIXED_SAVES, text, severity="warning"))
+        hours = f"{apart / 3600:.1f} hours"
+        whole = f"files were written {hours} apart" if not astray else f"written {hours} {when} the others"
+        text = f"{whole}; they may be of two saves, or copied one by one"
+        ranks = tuple(sorted({f.rank for f in astray if f.rank is not None}))
+        files = () if len(ranks) == len(astray) else tuple(f.path.name for f in astray)
+        ranks = () if files else ranks
+        problems.append(Problem(Code.MIXED_SAVES, text, severity="warning", files=files, ranks=ranks))
     within = f", written within {duration(apart)}" if apart >= 1 else ""
     detail = f"{plural(len(here), 'file')} of {' to '.join(ends) or 'no size'}{within}"
     return judged("one save", problems, detail, looked_at=len(here), of=len(ck.files), rest=NOT_HERE)
+
+
+def written_apart(files: Iterable[RankFile]) -> tuple[float, str, list[RankFile]]:
+    """The seconds between the first and the last file, and the few files `before` or `after` the longest pause.
+
+    No file is named if both sides have as many, or if there are other long pauses.
+    """
+    written = sorted((f for f in files if f.modified), key=lambda f: f.modified or 0.0)
+    times = [f.modified or 0.0 for f in written]
+    if len(times) < 2:
+        return 0.0, "", []
+    apart, pauses = times[-1] - times[0], [later - earlier for earlier, later in pairwise(times)]
+    at = pauses.index(max(pauses)) + 1
+    when, few_files = ("before", written[:at]) if 2 * at < len(written) else ("after", written[at:])
+    sure = 2 * max(pauses) > apart and 2 * len(few_files) < len(written)
+    return apart, when, few_files if sure else []
 
 
 def _left_over(ck: Checkpoint) -> Iterator[Problem]:

@@ -325,7 +325,17 @@ def test_files_written_hours_apart_are_warned_of(tmp_path):
     for rank, ago in ((0, 0), (1, 3 * 3600), (2, 0)):
         os.utime(folder / f"rank{rank}.pt", (now - ago, now - ago))
     (problem,) = check(ckptools.verify(folder), "one save").problems
-    assert (problem.code, problem.severity) == ("CK006", "warning") and "3.0 hours apart" in problem.message
+    assert (problem.code, problem.severity) == ("CK006", "warning") and problem.ranks == (1,)
+    assert problem.message.startswith("written 3.0 hours before the others; they may be of two saves")
+    assert "rank 1 perhaps of another save" in ckptools.verify(folder).verdict.headline
+
+
+def test_files_of_which_no_few_stand_apart_are_not_named(tmp_path):
+    folder = shutil.copytree(FIXTURES / "torch2.6.0-fsdp1-hsdp2x2-w4", tmp_path / "run")
+    for rank in range(4):
+        os.utime(folder / f"rank{rank}.pt", (1.7e9 + 7200 * (rank // 2),) * 2)
+    (problem,) = check(ckptools.verify(folder), "one save").problems
+    assert problem.message.startswith("files were written 2.0 hours apart") and not problem.ranks
 
 
 def test_a_name_and_a_content_of_other_steps_are_warned_of(tmp_path):
