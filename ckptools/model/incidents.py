@@ -111,8 +111,8 @@ class Cause(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The ranks and tensors, and the fact: `rank 3, w: is cut short`."""
-        return ": ".join(filter(None, (self.where, self.what)))
+        """The ranks and tensors, or else the file, and the fact: `rank 3, w: is cut short`."""
+        return ": ".join(filter(None, (self.where or self.culprit, self.what)))
 
     @property
     def evidence(self) -> str:
