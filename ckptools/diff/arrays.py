@@ -104,12 +104,20 @@ def _add_norms(xs: Floats, ys: Floats, parts: int, found: Measures) -> tuple[Flo
     aa = sum_of_squares(xs)
     bb = aa if ys is xs else sum_of_squares(ys)
     if not math.isfinite(aa + bb):
-        odd = ~(np.isfinite(xs) & np.isfinite(ys))
-        found.nonfinite += int(odd.reshape(-1, parts).any(axis=1).sum())
+        of_a, of_b = ~np.isfinite(xs), ~np.isfinite(ys)
+        odd = of_a | of_b
+        found.nonfinite += _elements(odd, parts)
+        found.nonfinite_a += _elements(of_a, parts)
+        found.nonfinite_b += _elements(of_b, parts)
         xs, ys = np.where(odd, 0.0, xs), np.where(odd, 0.0, ys)
         aa, bb = sum_of_squares(xs), sum_of_squares(ys)
     found.aa, found.bb = found.aa + aa, found.bb + bb
     return xs, ys, odd
+
+
+def _elements(flags: Flags, parts: int) -> int:
+    """Count the elements of which some part is flagged."""
+    return int(flags.reshape(-1, parts).any(axis=1).sum())
 
 
 def _apart(xs: Floats, ys: Floats, x: Raw, y: Raw) -> Floats:

@@ -16,6 +16,7 @@ from ckptools.diff.sides import Contents, SideTensor, SideValue, contents_of, un
 from ckptools.diff.tensor_values import Reading, compare_tensors, difference_of_output, is_output_of, structure_row
 from ckptools.diff.tensor_values import value_rows as tensor_value_rows
 from ckptools.diff.text import subject_rows
+from ckptools.diff.training import ComparedTensor, training_of
 from ckptools.errors import UsageError
 from ckptools.files.opening import OpenFiles, check_path, path_of
 from ckptools.formats.open import open_checkpoint
@@ -114,7 +115,8 @@ class _Comparison:
         self.values = asked or a.facts.digests or b.facts.digests
 
     def found(self) -> Difference:
-        tensors, read, unread = self._tensors()
+        compared, read, unread = self._tensors()
+        tensors = [one.row for one in compared]
         values = list(self._values())
         complete = self.wanted.selection == EVERYTHING
         if not tensors and not values and not complete:
@@ -122,20 +124,23 @@ class _Comparison:
             asked = " ".join(filter(None, (self.wanted.selection.words, section and f"{spelled('section')} {section}")))
             raise UsageError(None, f"no key of A or B matches {asked}")
         subjects = Rows(subject_rows(tensors, values, self.a, self.b, complete))
+        plain = [pair for pair in sides.pairs(self.a.values, self.b.values) if self._is_selected(*pair)]
+        training = training_of(self.a, self.b, compared, plain, values)
         verdicts = {*(r.verdict for r in tensors), *(r.verdict for r in values), *(r.verdict for r in subjects)}
         same = False if verdicts & DIFFERENT else None if verdicts & UNPROVEN else True
         return Difference(
             self.a.facts, self.b.facts, same, self.values, self.wanted.rtol, self.wanted.atol,
-            subjects, Rows(tensors), Rows(values), tuple(self._notes()), read, unread,
+            subjects, Rows(tensors), Rows(values), tuple(self._notes()), read, unread, training=training,
         )  # fmt: skip
 
-    def _tensors(self) -> tuple[list[TensorDifference], int, int]:
+    def _tensors(self) -> tuple[list[ComparedTensor], int, int]:
         found = [pair for pair in sides.pairs(self.a.tensors, self.b.tensors) if self._is_selected(*pair)]
         if not self.values:
             rows, read, unread = [structure_row(*pair) for pair in found], 0, 0
         else:
             rows, read, unread = tensor_value_rows(found, self.reading)
-        return [self._surely(row, *pair) for row, pair in zip(rows, found, strict=True)], read, unread
+        sure = [ComparedTensor(*pair, self._surely(row, *pair)) for row, pair in zip(rows, found, strict=True)]
+        return sure, read, unread
 
     def _values(self) -> Iterator[ValueDifference]:
         sections = dict.fromkeys(group.section for group in (*self.a.groups, *self.b.groups))

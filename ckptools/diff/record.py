@@ -93,6 +93,7 @@ class TensorDifference(NamedTuple):
         cosine: of the angle between A and B as vectors.
         first: index of the first differing element.
         value_a: that element in A, with every digit; a text.
+        nonfinite_a: number of elements in A that are NaN or infinite; None if no byte was read.
     """
 
     name: str
@@ -114,6 +115,8 @@ class TensorDifference(NamedTuple):
     first: tuple[int, ...] | None = None
     value_a: str | None = None
     value_b: str | None = None
+    nonfinite_a: int | None = None
+    nonfinite_b: int | None = None
 
 
 NOT_FINITE = "not finite, in no measure"
@@ -158,6 +161,45 @@ class ValueDifference(NamedTuple):
     value_b: str | None = None
 
 
+SAME_STEP = "weights moved, and the step did not"
+"""One of the things that do not look like training."""
+
+
+@displayed
+class Training(NamedTuple):
+    """Whether B looks like another step of the training of A, judged by the keys that were compared.
+
+    Attributes:
+        steps: step of B minus step of A; None if a side states none.
+        looks_normal: True if the steps differ, every weight that has optimizer state moved, and nothing is odd; False
+            if something is odd; None if that is not known, such as when values of weights were not compared.
+        weights: number of weights whose values were compared, or digests of them.
+        moved: number of these that differ.
+        measured: number of these whose relative change is known for the whole tensor.
+        median: median of the relative changes.
+        largest: largest relative change, of the tensor `largest_name`.
+        optimizer_steps: number of optimizer steps that were compared.
+        optimizer_steps_moved: number of these that differ.
+        lr: distinct learning rates, each as a text of A and of B.
+        odd: what does not look like training.
+        unsure: what may be training or not.
+    """
+
+    steps: int | None
+    looks_normal: bool | None
+    weights: int
+    moved: int
+    measured: int
+    median: float | None
+    largest: float | None
+    largest_name: str
+    optimizer_steps: int
+    optimizer_steps_moved: int
+    lr: tuple[tuple[str, str], ...]
+    odd: tuple[str, ...]
+    unsure: tuple[str, ...]
+
+
 @displayed
 @dataclass(frozen=True)
 class Difference(PagedRecord):
@@ -174,6 +216,7 @@ class Difference(PagedRecord):
         bytes_not_read: bytes on both sides that were not read, as their stated checksums are equal.
         proof: if an output of `consolidate` (A) was compared with its source (B) element by element, through renames,
             rearrangements, cuts and casts: the counts; None if keys were compared.
+        training: whether B looks like another step of the training of A; None if nothing tells.
     """
 
     a: Side
@@ -190,6 +233,7 @@ class Difference(PagedRecord):
     bytes_not_read: int = 0
     seconds: float = 0.0
     proof: Proof | None = None
+    training: Training | None = None
 
     @property
     def plot(self) -> DifferencePlots:
@@ -236,6 +280,7 @@ class Measures:
     Attributes:
         outside: number of elements that differ by more than the tolerance.
         nonfinite: number of elements that are NaN or infinite on either side; the measures below leave them out.
+        nonfinite_a: number of elements of A that are NaN or infinite; `nonfinite_b` likewise of B.
         dd: sum of squares of the differences.
         aa: sum of squares of A; `bb` likewise of B.
         first: index of the first differing element.
@@ -246,6 +291,8 @@ class Measures:
     differing: int = 0
     outside: int = 0
     nonfinite: int = 0
+    nonfinite_a: int = 0
+    nonfinite_b: int = 0
     max: float = 0.0
     dd: float = 0.0
     aa: float = 0.0
@@ -255,7 +302,7 @@ class Measures:
 
     def add(self, other: Measures) -> None:
         """Add the measures of another region."""
-        for name in ("compared", "differing", "outside", "nonfinite", "dd", "aa", "bb"):
+        for name in ("compared", "differing", "outside", "nonfinite", "nonfinite_a", "nonfinite_b", "dd", "aa", "bb"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.max = max(self.max, other.max)
         if other.first is not None and (self.first is None or other.first < self.first):

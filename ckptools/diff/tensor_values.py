@@ -422,6 +422,8 @@ def with_measures(row: TensorDifference, found: Measured, how: Reading) -> Tenso
         return row._replace(verdict="cannot be compared", detail=found.problem)
     same_dtype = row.dtype_a == row.dtype_b
     m = found.measures
+    if m is not None:
+        row = row._replace(nonfinite_a=m.nonfinite_a, nonfinite_b=m.nonfinite_b)
     if m is None or not m.differing:
         verdict: Verdict = "same checksum" if found.skipped else "same"
         if not same_dtype:
@@ -493,6 +495,10 @@ def _sha256_of(entry: SideTensor, how: Reading) -> tuple[str, str]:
     return digest, ""
 
 
+ANOTHER_DIGEST = "another SHA-256"
+"""Detail of a tensor whose digests differ."""
+
+
 def _by_digest(row: TensorDifference, a: SideTensor, b: SideTensor) -> TensorDifference:
     if row.verdict in DIFFERENT and row.dtype_a != row.dtype_b:
         return row._replace(detail=f"{row.detail}; digests say nothing about values in another dtype")
@@ -500,4 +506,4 @@ def _by_digest(row: TensorDifference, a: SideTensor, b: SideTensor) -> TensorDif
     if whys:
         return row._replace(verdict="cannot be compared", detail="; ".join(whys))
     same = a.sha256 == b.sha256
-    return row._replace(verdict="same" if same else "differs", detail="SHA-256" if same else "another SHA-256")
+    return row._replace(verdict="same" if same else "differs", detail="SHA-256" if same else ANOTHER_DIGEST)

@@ -9,6 +9,7 @@ from itertools import compress
 
 from ckptools.diff.record import (
     DIFFERENT,
+    SAME_STEP,
     SUBJECTS,
     UNPROVEN,
     Difference,
@@ -16,6 +17,7 @@ from ckptools.diff.record import (
     Subject,
     SubjectRow,
     TensorDifference,
+    Training,
     ValueDifference,
     Verdict,
     holds_integers,
@@ -193,6 +195,10 @@ def fill_difference(
     page: ScreenPage, found: Difference, tensors: Sequence[TensorDifference], limit: int | None = None
 ) -> None:
     """Add a difference with the given rows of tensors and `limit` rows of values, leaving out equal ones."""
+    if found.training:
+        page.line(
+            training_line(found), mark_of({True: "same", False: "differs", None: "warn"}[found.training.looks_normal])
+        )
     page.line(verdict_line(found), mark_of({True: "same", False: "differs", None: "warn"}[found.same]))
     for label, side in (("A  ", found.a), ("B  ", found.b)):
         page.line(side_line(side), label=label)
@@ -296,6 +302,48 @@ def _folded(rows: Sequence[ValueDifference]) -> list[tuple[ValueDifference, int]
     """Fold rows whose keys end alike and differ alike into one row with its count."""
     alike = grouped(rows, lambda row: row._replace(name=_last_word(row.name)))
     return [(some[0], len(some)) for some in alike.values()]
+
+
+def training_line(found: Difference) -> str:
+    """State whether B looks like another step of the training of A, and how far weights moved; "" if nothing tells."""
+    judged = found.training
+    if judged is None:
+        return ""
+    a, b = found.a.step, found.b.step
+    moved = [_moved(judged, found.tensors)] if judged.moved else []
+    rates = [one if one == other else change_words(one, other) for one, other in judged.lr]
+    rate = [f"lr {few(rates, 2)}"] if rates else []
+    if judged.steps is None:
+        unstated = "neither states its step" if a is b is None else f"{'A' if a is None else 'B'} states no step"
+        return "; ".join([*judged.odd, *moved, *judged.unsure, unstated])
+    if not judged.steps:
+        odd = [one for one in judged.odd if one != SAME_STEP]
+        return f"step {a} in both, but {'; '.join([*moved, *odd, *judged.unsure])}"
+    if judged.looks_normal:
+        back = " backwards, B is the earlier" if judged.steps < 0 else ""
+        parts = "; ".join([*moved, *rate])
+        return f"looks like {plural(abs(judged.steps), 'step')} of training{back}: {parts}"
+    if judged.odd:
+        return f"step {a} → {b}, but {'; '.join([*judged.odd, *moved])}"
+    if not judged.weights and judged.optimizer_steps:
+        moved = [f"{judged.optimizer_steps_moved} of {plural(judged.optimizer_steps, 'optimizer step')} moved"]
+    parts = "; ".join([*moved, *judged.unsure, *rate])
+    return f"step {a} → {b}: {parts}" if parts else f"step {a} → {b}"
+
+
+def _moved(judged: Training, rows: Sequence[TensorDifference]) -> str:
+    """State how many weights moved, and how far: `45 of 48 tensors moved, by 0.4% (median; most: norm.bias 2.1%)`."""
+    words = f"{judged.moved} of {plural(judged.weights, 'tensor')} moved"
+    if judged.median is None or judged.largest is None:
+        return words
+    integers = sum(row.subject == "weights" and bool(row.differing) and holds_integers(row) for row in rows)
+    of = "median" if judged.measured + integers >= judged.moved else f"median of {judged.measured}"
+    most = f"; most: {clip_middle(judged.largest_name, 60)} {_percent(judged.largest)}" if judged.measured > 1 else ""
+    return f"{words}, by {_percent(judged.median)} ({of}{most})"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.0f}%"
 
 
 def verdict_line(found: Difference) -> str:

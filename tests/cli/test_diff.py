@@ -30,9 +30,10 @@ def test_what_differs_is_told_and_the_exit_code_is_1(two):
     code, stdout, stderr = run(*two, "--values")
     assert (code, stderr) == (1, "")
     lines = stdout.splitlines()
-    assert lines[0].startswith("different: weights, counters; ")
-    assert lines[1].startswith(f"A  {two[0]}   ") and lines[2].startswith(f"B  {two[1]}   ")
-    assert lines[4].split()[:2] == ["weights", "differs"]
+    assert lines[0].startswith("step 3 → 4, but 1 of 2 trained tensors did not move (by their stated CRC-32): a.w; ")
+    assert lines[1].startswith("different: weights, counters; ")
+    assert lines[2].startswith(f"A  {two[0]}   ") and lines[3].startswith(f"B  {two[1]}   ")
+    assert lines[5].split()[:2] == ["weights", "differs"]
     assert any(line.split()[:3] == ["b", "2.2e-01", "5.0e-01"] for line in lines)
 
 
