@@ -124,10 +124,12 @@ class _Comparison:
             asked = " ".join(filter(None, (self.wanted.selection.words, section and f"{spelled('section')} {section}")))
             raise UsageError(None, f"no key of A or B matches {asked}")
         subjects = Rows(subject_rows(tensors, values, self.a, self.b, complete))
-        plain = [pair for pair in sides.pairs(self.a.values, self.b.values) if self._is_selected(*pair)]
-        training = training_of(self.a, self.b, compared, plain, values)
         verdicts = {*(r.verdict for r in tensors), *(r.verdict for r in values), *(r.verdict for r in subjects)}
         same = False if verdicts & DIFFERENT else None if verdicts & UNPROVEN else True
+        training = None
+        if same is False:  # else steps that were read in two ways are no difference
+            plain = [pair for pair in sides.pairs(self.a.values, self.b.values) if self._is_selected(*pair)]
+            training = training_of(self.a, self.b, compared, plain, values)
         return Difference(
             self.a.facts, self.b.facts, same, self.values, self.wanted.rtol, self.wanted.atol,
             subjects, Rows(tensors), Rows(values), tuple(self._notes()), read, unread, training=training,

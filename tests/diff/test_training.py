@@ -122,6 +122,13 @@ def test_a_checkpoint_and_itself_have_no_such_line(states, compared):
     assert found.training is None and str(found).startswith("nothing that was compared differs")
 
 
+def test_a_step_that_only_a_file_name_states_is_no_difference_of_equal_checkpoints(states, tmp_path):
+    for step in (3, 6):
+        torch.save({"model": states[3]["model"]}, tmp_path / f"step-{step}.pt")
+    found = ckptools.diff(tmp_path / "step-3.pt", tmp_path / "step-6.pt", every_byte=True)
+    assert (found.a.step, found.b.step, found.same, found.training) == (3, 6, True, None)
+
+
 def test_digests_tell_which_weights_moved_and_not_how_far(states, compared, tmp_path):
     compared(states[3], states[6])
     ckptools.open(tmp_path / "a.pt").write_digests(tmp_path / "a.json")
