@@ -5,35 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
+from ckptools.cli.progress import Progress
+from ckptools.cli.terminal import Printing, without_bar
 from ckptools.display.screen import PIPE, Mark, Screen, mark_of, painted
 from ckptools.errors import CkptoolsError, ReadError, SeveralError, UsageError
 from ckptools.model.records import Rows, record_fields
-from ckptools.text import clip_middle, duration, encodable, few, plural, printable, size
+from ckptools.text import encodable, few, plural, printable
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
     from ckptools.cli.options import OpeningOptions, RowOptions, TableOptions
     from ckptools.formats.options import Reader
     from ckptools.model.checkpoint import Checkpoint
-
-
-class Printing:
-    """Which messages this process prints, and whether in colour; set from `OutputOptions`.
-
-    If `silent`, it prints nothing: another rank prints for it.
-    """
-
-    quiet = verbose = debug = silent = False
-    color = "auto"
 
 
 def in_color(stream: TextIO) -> bool:
@@ -53,8 +40,9 @@ def show(text: str) -> None:
     if Printing.silent:
         return
     try:
-        sys.stdout.write(f"{text}\n")
-        sys.stdout.flush()
+        with without_bar():
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
     except BrokenPipeError:
         discard_stdout()
 
@@ -101,8 +89,9 @@ def say_rendered(lines: Iterable[str]) -> None:
 def _complain(text: str) -> None:
     if Printing.silent:
         return
-    sys.stderr.write(f"{encodable(text, sys.stderr.encoding)}\n")
-    sys.stderr.flush()
+    with without_bar():
+        sys.stderr.write(f"{encodable(text, sys.stderr.encoding)}\n")
+        sys.stderr.flush()
 
 
 def say(message: str, mark: Mark = "") -> None:
@@ -155,112 +144,6 @@ class Ending:
         os._exit(cls.code)
 
 
-# -- progress on stderr: one line that is redrawn on a terminal, elsewhere a line every ten seconds --------------------
-
-
-TERMINAL_SECONDS = 0.2
-LOG_SECONDS = 10.0
-SECONDS_FOR_A_RATE = 5.0
-SHARE_FOR_A_RATE = 0.02
-"""Smallest part of the work after which the remaining time is estimated."""
-
-
-class Line:
-    """A progress line on stderr; it is erased when the `with` block ends, before an error is printed."""
-
-    def __init__(self) -> None:
-        self.shown = False
-        # A terminal that cannot erase a line is treated as a file: a line every ten seconds.
-        self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-        self._started = self._last = time.monotonic()
-
-    def due(self) -> bool:
-        """Whether it is time to print again."""
-        now = time.monotonic()
-        quiet = Printing.silent or Printing.quiet
-        if quiet or now - self._last < (TERMINAL_SECONDS if self._terminal else LOG_SECONDS):
-            return False
-        self._last = now
-        return True
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the start."""
-        return self._last - self._started
-
-    def print(self, line: str, name: str) -> None:
-        """Show the progress; on a terminal, also the name of the current item."""
-        if self._terminal:
-            sys.stderr.write(f"\r\x1b[K{line}  {clip_middle(printable(name), 40)}")
-        else:
-            seconds = int(self.seconds)
-            sys.stderr.write(f"[{seconds // 60:02d}:{seconds % 60:02d}] {line}\n")
-        sys.stderr.flush()
-        self.shown = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._terminal and self.shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-
-
-class ProgressLine(Line):
-    """Counts bytes and shows how many remain, for this rank if there are several. `total` 0 means unknown."""
-
-    def __init__(self, total: int = 0) -> None:
-        super().__init__()
-        self.expect(total)
-        self._done = 0
-        self._lock = Lock()
-
-    def expect(self, total: int) -> None:
-        """Set the expected number of bytes."""
-        from ckptools.cluster.team import current
-
-        self._ranks = current().world_size
-        self.total = total // self._ranks
-
-    def __call__(self, nbytes: int, fqn: str) -> None:
-        """Count `nbytes` of the tensor `fqn`."""
-        with self._lock:
-            self._done += nbytes
-            if self.due():
-                who = f"  (rank 0 of {self._ranks})" if self._ranks > 1 else ""
-                self.print(self._share() + who, fqn)
-
-    def _share(self) -> str:
-        """Percentage done, or the bytes read if the total is unknown."""
-        if not self.total:
-            return f"{size(self._done)} read"
-        percent = min(100, 100 * self._done // self.total)  # tied weights are read back twice
-        rate = f"{size(int(self._done / self.seconds))}/s" if self.seconds else ""
-        return f"{percent:3d}%  {size(self._done)} of {size(self.total)}  {rate}{self._left()}"
-
-    def _left(self) -> str:
-        """Estimated remaining time, once there is a rate."""
-        if self.seconds < SECONDS_FOR_A_RATE or not self.total * SHARE_FOR_A_RATE < self._done < self.total:
-            return ""
-        return f"  {duration(self.seconds * (self.total - self._done) / self._done)} left"
-
-
-class CountLine(Line):
-    """Counts items as they are done, such as files or checkpoints."""
-
-    def __init__(self, done: str, noun: str) -> None:
-        super().__init__()
-        self._words, self._noun = done, noun
-        self._count = 0
-
-    def __call__(self, path: Path) -> None:
-        """Count the item at a path."""
-        self._count += 1
-        if self.due():
-            self.print(f"{self._words} {plural(self._count, self._noun)}", path.name)
-
-
 # -- how commands open checkpoints and print records -------------------------------------------------------------------
 
 
@@ -300,8 +183,8 @@ def _newest_whole(paths: Sequence[str], how: OpeningOptions) -> str | None:
     if len(paths) != 1 or how.ranks is not None or how.only_this_file or how.salvage:
         return None
     options = {name: value for name, value in vars(how).items() if name not in ("ranks", "only_this_file", "salvage")}
-    with CountLine("looked into", "checkpoint") as line:
-        run = checkpoints_in(paths[0], on_found=line, **options)
+    with Progress(doing="looked into", noun="checkpoint") as progress:
+        run = checkpoints_in(paths[0], on_found=progress.item, **options)
     steps = [row.step for row in run.rows]
     newest = next((row for row in run.rows if row.newest_whole), None)
     if newest is None or run.ordered_by != "step" or None in steps or len(set(steps)) < len(steps):
@@ -320,11 +203,11 @@ def _opened(
     from ckptools.formats.open import open_checkpoint
     from ckptools.training_state import modules
 
-    with CountLine("read the structure of", "file") as line:
+    with Progress(doing="read the structure of", noun="file") as progress:
         reader = read or modules.read_file
         try:
             found = open_checkpoint(
-                paths, all_ranks=all_ranks, read_file=reader, on_file=line, every_item=every_item, **vars(how)
+                paths, all_ranks=all_ranks, read_file=reader, on_file=progress.item, every_item=every_item, **vars(how)
             )
         except ReadError as error:
             if error.kind == "unfinished" and error.path is not None:
@@ -341,7 +224,7 @@ def _opened(
             raise ReadError(
                 error.path, f"{error.reason}; copy it again, unless its save died; {around}", error.kind
             ) from error
-    # Remove the callback: the progress line no longer exists when the checkpoint is opened again, as for other ranks.
+    # Remove the callback: the progress is over when the checkpoint is opened again, as for other ranks.
     return replace(found, options=found.options and replace(found.options, on_file=None))
 
 

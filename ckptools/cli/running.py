@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.cli.options import OutputOptions, call, fill
-from ckptools.cli.printing import Ending, Printing, discard_stdout, remark, say, say_output_error, say_rendered, screen
+from ckptools.cli.printing import Ending, discard_stdout, remark, say, say_output_error, say_rendered, screen
+from ckptools.cli.terminal import Printing
 from ckptools.errors import CkptoolsError
 from ckptools.text import clip_middle, duration, size
 

@@ -46,7 +46,7 @@ from ckptools.tensor_io.checksums import (
     stored_records,
     without_records,
 )
-from ckptools.tensor_io.fetch_ahead import Progress, in_ranks
+from ckptools.tensor_io.fetch_ahead import Progress, begin_stage, in_ranks
 from ckptools.text import KeyPath, and_others, few, fqn_of, plural
 
 Right = Mapping[Path, Collection[int]]
@@ -76,6 +76,7 @@ def compare(
     records = records_of(tensor for _, tensor in tensors)
     nbytes = sum(sum(of.lengths) for of in records.values())
     planned(nbytes)
+    begin_stage(progress, "comparing checksums")
     wrong = damaged_records(records, files, threads, progress)
     right: dict[Path, Collection[int]] = {path: of.starts for path, of in records.items()}
     for record in wrong:

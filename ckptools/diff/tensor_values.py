@@ -41,6 +41,7 @@ from ckptools.rules.verdict import verdict_of
 from ckptools.tensor_io.fetch_ahead import (
     Part,
     Progress,
+    begin_stage,
     copies_among,
     in_ranks,
     no_progress,
@@ -121,10 +122,13 @@ def compare_tensors(pairs: Iterable[tuple[str, Tensor, Tensor]], how: Reading) -
     def nbytes(pair: _Pair) -> int:
         return sum(tensor.nbytes for tensor in pair.tensors)
 
+    if any(tensor.has_copies for pair in made for tensor in pair.tensors):
+        begin_stage(how.progress, "comparing copies")
     unequal = in_ranks(lambda pair: _copies_differ(pair, how), made, how.threads, nbytes, reads=copies)
     for two, odd in zip(made, unequal, strict=True):
         _settle_copies(two, odd)
     regions = [region for two in made for region in _regions(two, how.every_byte)]
+    begin_stage(how.progress, "", sum(map(_region_nbytes, regions)))
 
     def reads(region: _Region) -> list[Part]:
         return parts_of_all((*region.a, *region.b))
@@ -137,9 +141,14 @@ def compare_tensors(pairs: Iterable[tuple[str, Tensor, Tensor]], how: Reading) -
         else:
             found.measures = found.measures or Measures()
             found.measures.add(result)
-            found.nbytes += region.box.numel * sum(ITEMSIZE[t.dtype] for t in region.pair.tensors)
+            found.nbytes += _region_nbytes(region)
             found.damaged |= region.stated_alike and result.differing > 0
     return [pair.found for pair in made]
+
+
+def _region_nbytes(region: _Region) -> int:
+    """Bytes of a region on both sides."""
+    return region.box.numel * sum(ITEMSIZE[tensor.dtype] for tensor in region.pair.tensors)
 
 
 def _copies_differ(pair: _Pair, how: Reading) -> list[bool] | str:
@@ -262,6 +271,8 @@ def difference_of_output(a: Checkpoint, b: Checkpoint, sides: tuple[Side, Side],
         return found
     mine = {str(n): t for n, t in sections_of_kind(a, "model")[0].value.items() if isinstance(t, Tensor)}
     names = list(found.tensors)
+    nbytes = sum(mine[name].nbytes + found.tensors[name].nbytes for name in names)
+    begin_stage(reading.progress, "", nbytes)
     rows = in_ranks(
         partial(_row, mine, found, reading), names, reading.threads, lambda name: found.tensors[name].nbytes
     )
@@ -269,7 +280,6 @@ def difference_of_output(a: Checkpoint, b: Checkpoint, sides: tuple[Side, Side],
     detail = "every element is B's" if not different else f"{few(different)}"
     verdict: Verdict = "same" if not different else "differs"
     subject = SubjectRow("weights", verdict, len(rows) - len(different), len(different), 0, detail)
-    read = sum(mine[name].nbytes + found.tensors[name].nbytes for name in names)
     proof = found.proof({name: tensor.dtype for name, tensor in mine.items()})
     notes = [rule.line for rule in found.rules] + [cut.line for cut in found.cut]
     others = [section.name for section in sections_of(b) if section.kind != "model" and section.name]
@@ -277,7 +287,7 @@ def difference_of_output(a: Checkpoint, b: Checkpoint, sides: tuple[Side, Side],
     notes += [f"only in B: {few(list(found.left))}: {plural(len(found.left), 'tensor')}"] if found.left else []
     return Difference(
         *sides, not different, True, None, None, Rows([subject]), Rows(rows), Rows([]),
-        tuple(notes), read, proof=proof,
+        tuple(notes), nbytes, proof=proof,
     )  # fmt: skip
 
 
@@ -472,6 +482,7 @@ def with_digests(entries: Sequence[SideTensor], how: Reading) -> list[SideTensor
             return []
         return [*copies_among(_unsure(entry.tensor, every_byte=False)), *parts_of_all(once(entry.tensor).shards)]
 
+    begin_stage(how.progress, "", sum(map(_nbytes, entries)))
     found = in_ranks(lambda entry: _sha256_of(entry, how), entries, how.threads, _nbytes, reads=reads)
     return [one._replace(sha256=sha256, problem=why) for one, (sha256, why) in zip(entries, found, strict=True)]
 

@@ -36,10 +36,10 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import Rows
 from ckptools.model.verdict import Verdict
 from ckptools.option import spelled
-from ckptools.tensor_io.fetch_ahead import Progress
+from ckptools.tensor_io.fetch_ahead import Progress, begin_stage
 from ckptools.text import few, plural, size
 from ckptools.verify.record import Verification
-from ckptools.verify.run import verify
+from ckptools.verify.run import bytes_to_verify, verify
 
 MOST = 3
 """At most this many names in an answer, and commands proposed."""
@@ -102,6 +102,7 @@ class _Examination:
             yield from self._of_unreadable()
             return
         jobs = self.how.get("jobs")
+        begin_stage(self.progress, "", bytes_to_verify(self.checkpoint, self.deep, self.deep))
         verified = verify(self.checkpoint, deep=self.deep, values=self.deep, jobs=jobs, progress=self.progress)
         self.verdict = verified.verdict
         whole = self._newest_save_first(whole_finding(verified, self.checkpoint))

@@ -53,6 +53,7 @@ from ckptools.pictures.value_bars import norm_bars
 from ckptools.stats.figures import statistics
 from ckptools.stats.passes import parts_of
 from ckptools.stats.record import Statistics, Stats, fill_rows, fill_suspects
+from ckptools.tensor_io.fetch_ahead import begin_stage
 from ckptools.text import count, few, moment, moment_utc, period, plural, size
 from ckptools.training_state.sections import sections_of_kind
 from ckptools.verify import record as verification
@@ -222,6 +223,7 @@ def findings(checkpoint: Checkpoint, *, deep: bool = False, values: bool = False
     figures = None
     if values:
         parts = parts_of(checkpoint, EVERYTHING)
+        begin_stage(how.get("progress"), "statistics", sum(part.nbytes for part in parts))
         figures = statistics(checkpoint.path, parts, False, how.get("jobs"), how.get("progress"))
     return PageContents(checkpoint, inspect_report(checkpoint), verified, deep, values, figures, time.time())
 

@@ -51,7 +51,7 @@ from ckptools.stats.record import BINS, NOT_LOOKED, DeadRows, Moments, Statistic
 from ckptools.stats.suspects import suspects
 from ckptools.tensor_io import read
 from ckptools.tensor_io.elements import BAND, Piece, buffer
-from ckptools.tensor_io.fetch_ahead import Progress
+from ckptools.tensor_io.fetch_ahead import Progress, begin_stage
 from ckptools.tensor_io.numbers import sum_of_squares
 from ckptools.text import shape
 from ckptools.training_state.optimizers import optimizers_of
@@ -86,6 +86,7 @@ def statistics(
     sums = [reduce(merged, one.results, NOTHING) for one in found]
     counts: list[tuple[int, ...] | None] = [None] * len(arrays)
     if histogram:
+        begin_stage(progress, "histograms")
         counted = over(arrays, titles, lambda n, p, bands: _counts(bands, p, sums[n]), jobs, progress)
         counts = [tuple(map(sum, zip(*one.results, strict=True))) or (0,) * BINS for one in counted]
     taken = dict(zip(names, zip(sums, counts, (one.problem for one in found), strict=True), strict=True))
@@ -359,7 +360,9 @@ def moments(
     bytes read and the name of their parameter.
     """
     started = time.perf_counter()
+    begin_stage(progress, "parameters")
     weights = statistics(ck.path, _weights(ck, {pair.name for pair in pairs}), False, jobs, progress)
+    begin_stage(progress, "moments")
     of_weight = {row.name: row for row in weights.rows}
     sides = [_sides(pair) for pair in pairs]
     regions = [shared_regions(tensors) if tensors else [] for tensors, _ in sides]

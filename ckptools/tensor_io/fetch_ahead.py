@@ -104,6 +104,16 @@ def no_progress(_nbytes: int, _name: str) -> None:
     """Report nothing: the default `Progress`."""
 
 
+def begin_stage(progress: Progress | None, stage: str, nbytes: int = 0) -> None:
+    """Tell a progress bar which pass over the data begins, and how many bytes more than expected it takes.
+
+    A function of the user's is not told: only an object with a method `begin` is.
+    """
+    begin = getattr(progress, "begin", None)
+    if begin is not None:
+        begin(stage, nbytes)
+
+
 # -- interrupts --------------------------------------------------------------------------------------------------------
 
 

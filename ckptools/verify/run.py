@@ -31,7 +31,7 @@ from ckptools.rules.verdict import verdict_of
 from ckptools.tensor_io import replicas
 from ckptools.tensor_io.checksums import Record, Stored, without_records
 from ckptools.tensor_io.copies import copies_without_checksums, equal_copies
-from ckptools.tensor_io.fetch_ahead import Progress, copies_of, in_ranks, no_progress, thread_count
+from ckptools.tensor_io.fetch_ahead import Progress, begin_stage, copies_of, in_ranks, no_progress, thread_count
 from ckptools.tensor_io.stream import shard_bytes
 from ckptools.text import first_few, fqn_of, plural
 from ckptools.training_state.modules import module_problems
@@ -345,6 +345,18 @@ def verify(
     )
 
 
+def bytes_to_verify(
+    ck: Checkpoint, deep: bool = False, values: bool = False, manifest: str | Path | None = None
+) -> int:
+    """Count the bytes that `verify` reports to `progress` with these arguments."""
+    total = stored_bytes.bytes_to_read(ck, deep, values)
+    if values:
+        from ckptools.stats.passes import parts_of
+
+        total += sum(part.nbytes for part in parts_of(ck, EVERYTHING))
+    return total + (sum(tensor.nbytes for _, tensor in whole_tensors(ck)) if manifest is not None else 0)
+
+
 def _codes(ignore: Iterable[str]) -> set[str]:
     codes = [code.strip().upper() for listed in ignore for code in listed.split(",") if code.strip()]
     known = [kind.code for kind in Code]
@@ -488,7 +500,8 @@ class _ByteChecks:
         from ckptools.stats.figures import statistics
         from ckptools.stats.passes import parts_of
 
-        found = statistics(ck.path, parts_of(ck, EVERYTHING), False, self.jobs)
+        begin_stage(self.progress, IN_RANGE)
+        found = statistics(ck.path, parts_of(ck, EVERYTHING), False, self.jobs, self.progress)
         odd = [one for one in found.suspects if one.what != "not finite"]
         kinds = {"all zero": Code.ZEROS, "zeros": Code.ZEROS}
         problems: dict[bool, list[Problem]] = {True: [], False: []}
@@ -514,6 +527,9 @@ class _ByteChecks:
             problems += copies_without_checksums(
                 ((fqn_of(path), tensor) for path, tensor in tensors_in(ck.tree)), self.files
             )
+
+        if pairs:
+            begin_stage(self.progress, "comparing copies")
 
         def compare(pair: tuple[str, Any]) -> list[Problem]:
             self.progress(0, pair[0])
@@ -543,6 +559,8 @@ class _ByteChecks:
         if not deep:
             return not_judged(STATED, f"not asked for; {spelled('deep', True)} reads every byte")
 
+        begin_stage(self.progress, STATED)
+
         def compare(path: Path) -> list[Problem]:
             self.progress(0, path.name)
             return _listed(of_stated(path, ck.stated_digests[path]))
@@ -567,6 +585,7 @@ class _ByteChecks:
         def file(name: str) -> list[Problem]:
             return _listed(of_file(path, name, listed_files[name]))
 
+        begin_stage(self.progress, "manifest")
         found = in_ranks(tensor, listed, self.jobs, nbytes)
         found += in_ranks(file, listed_files, self.jobs, lambda name: listed_files[name][0])
         detail = f"{plural(len(listed), 'tensor')} and {plural(len(listed_files), 'file')} as {path.name} says"

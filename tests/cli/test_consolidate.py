@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from typing import Any
 
@@ -13,12 +12,9 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.cli.options import OpeningOptions
-from ckptools.cli.printing import CountLine, ProgressLine, opened
 from ckptools.consolidate.options import ConsolidateOptions, write_options
-from ckptools.errors import ReadError, UsageError
-from ckptools.formats.open import open_again
-from ckptools.pickles import reader
+from ckptools.consolidate.run import consolidate as run_here
+from ckptools.errors import UsageError
 from tests.cli.test_json_schemas import problems
 from tests.truth import FIXTURES
 
@@ -82,67 +78,16 @@ def test_a_size_that_is_none_is_a_usage_error(text):
         write_options(ConsolidateOptions(max_shard_size=text), False)
 
 
-def test_a_terminal_s_line_is_gone_before_an_error_is_printed(capsys, monkeypatch):
-    monkeypatch.setattr("ckptools.cli.printing.TERMINAL_SECONDS", 0.0)
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    with pytest.raises(ReadError), CountLine("read the structure of", "file") as line:
-        line(reader.read(FIXTURES / "torch2.4.1-fsdp2-w3" / "rank0.pt").path)
-        line(reader.read(FIXTURES / "nothing.pt").path)
-    shown = capsys.readouterr().err
-    assert "read the structure of 1 file  rank0.pt" in shown and shown.endswith("\r\x1b[K")
-
-
-@pytest.mark.parametrize(("words", "lines"), [([], 3), (["-q"], 0)], ids=str)
-def test_a_terminal_that_erases_nothing_gets_lines_and_whoever_wants_quiet_none(monkeypatch, words, lines):
-    for name in ("TERMINAL_SECONDS", "LOG_SECONDS"):
-        monkeypatch.setattr(f"ckptools.cli.printing.{name}", 0.0)
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setenv("TERM", "dumb")
-    monkeypatch.setattr("ckptools.cli.printing.Printing.quiet", False)  # set by -q, and put back behind this test
-    folder = str(FIXTURES / "torch2.4.1-fsdp2-w3")
-    stderr = CliRunner().invoke(app, ["inspect", folder, *words]).stderr
-    assert stderr.count("read the structure of") == lines and "\x1b" not in stderr
-
-
-def test_a_checkpoint_that_is_opened_again_draws_no_line_that_nothing_erases(capsys, monkeypatch):
-    monkeypatch.setattr("ckptools.cli.printing.TERMINAL_SECONDS", 0.0)
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    found = opened([str(FIXTURES / "torch2.4.1-fsdp2-w3")], OpeningOptions())
-    assert "read the structure of 3 files" in capsys.readouterr().err
-    open_again(found.path, found.options)
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [[], ["--check"], ["--dtype", "bf16"]], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"check": True}, {"dtype": "bf16"}, {"check": True, "allow_missing": True}], ids=str
+)
 @pytest.mark.parametrize("out", ["m.pt", "m.safetensors", "m.dcp"])
-def test_progress_ends_at_a_hundred_percent(tmp_path, monkeypatch, out, options):
-    monkeypatch.setattr("ckptools.cli.printing.LOG_SECONDS", 0.0)
-    code, _, stderr = run(COMPOSER, "-o", tmp_path / out, "--only", "model", *options)
-    percents = [int(found[1]) for line in stderr.splitlines() if (found := re.match(r"\[\d\d:\d\d\] +(\d+)%", line))]
-    assert code == 0 and len(percents) > 10
-    assert percents == sorted(percents) and percents[-1] == 100
-
-
-def test_progress_in_a_log_is_a_line_now_and_then(capsys, monkeypatch):
-    monkeypatch.setattr("ckptools.cli.printing.LOG_SECONDS", 0.0)
-    line = ProgressLine(1000)
-    line(250, "w\x1b[31m")
-    line(250, "w")
-    shown = capsys.readouterr().err.splitlines()
-    assert len(shown) == 2 and " 25%" in shown[0] and " 50%" in shown[1]
-    assert "\x1b" not in "".join(shown)
-
-
-def test_progress_says_how_long_the_rest_takes_once_there_is_a_rate(capsys, monkeypatch):
-    monkeypatch.setattr("ckptools.cli.printing.LOG_SECONDS", 0.0)
-    clock = iter([0.0, 10.0, 20.0, 40.0])
-    monkeypatch.setattr("ckptools.cli.printing.time.monotonic", lambda: next(clock))
-    line = ProgressLine(1000)
-    for nbytes in (10, 240, 750):
-        line(nbytes, "w")
-    lefts = [re.search(r"  (\S+ \S+) left", shown) for shown in capsys.readouterr().err.splitlines()]
-    assert [left and left[1] for left in lefts] == [None, "60.0 s", None]
+def test_progress_ends_at_a_hundred_percent(tmp_path, out, options):
+    told, expected = list[int](), list[int]()
+    how = ConsolidateOptions(only="model", **options)
+    run_here(COMPOSER, tmp_path / out, how, lambda nbytes, _: told.append(nbytes), expected.append)
+    assert len(told) > 10 and sum(told) == expected[-1]
 
 
 # -- JSON -----------------------------------------------------------------------------------------------------------

@@ -178,3 +178,22 @@ def test_every_region_is_skipped_where_all_checksums_agree(tmp_path):
     assert (found.measures, found.skipped, found.nbytes) == (None, ARRAY.size, 0)
     every = compared(a, b, every_byte=True)
     assert (every.measures.compared, every.skipped, every.damaged) == (ARRAY.size, 0, False)
+
+
+def test_a_progress_bar_is_told_how_many_bytes_are_compared(tmp_path):
+    class Bar:
+        expected = read = 0
+
+        def begin(self, stage, nbytes):
+            self.expected += nbytes
+
+        def __call__(self, nbytes, name):
+            self.read += nbytes
+
+    one, other = np.arange(60, dtype="f4").reshape(10, 6), np.ones((10, 6), "f4")
+    a, b = cut(tmp_path, "a", one, rows(10, 6, 2)), cut(tmp_path, "b", other, columns(10, 6, 3))
+    skipped = cut(tmp_path, "c", one, rows(10, 6, 2)), cut(tmp_path, "d", one, rows(10, 6, 2))
+    bar = Bar()
+    with OpenFiles() as files:
+        compare_tensors([("w", a, b), ("same", *skipped)], Reading(files, 2, progress=bar))
+    assert bar.expected == bar.read == 2 * one.nbytes

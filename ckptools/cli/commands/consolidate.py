@@ -7,7 +7,9 @@ from dataclasses import MISSING
 from typing import TYPE_CHECKING
 
 from ckptools.cli.options import JsonOptions, OpeningOptions
-from ckptools.cli.printing import Printing, ProgressLine, answered_in_json, opened, say, screen, show
+from ckptools.cli.printing import answered_in_json, opened, say, screen, show
+from ckptools.cli.progress import Progress
+from ckptools.cli.terminal import Printing
 from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.display.screen import mark_of
 from ckptools.display.tables import wrapped
@@ -51,8 +53,8 @@ def consolidate(
         raise UsageError(None, "--copies prints a table, and --json has the place of each key: give one of them")
     with answered_in_json(form.json, "ckptools/consolidate/1", "", paths):
         checkpoint = opened(paths, opening)
-        with ProgressLine() as line:
-            done = run(checkpoint, out, how, line, line.expect)
+        with Progress(doing="written") as progress:
+            done = run(checkpoint, out, how, progress, progress.expect)
     if form.json:
         show(record.consolidation_json(checkpoint.path, done))
     else:

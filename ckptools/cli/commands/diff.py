@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.cli.options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
-from ckptools.cli.printing import ProgressLine, answered_in_json, arranged, opened, remark, show_answer
+from ckptools.cli.printing import answered_in_json, arranged, opened, remark, show_answer
+from ckptools.cli.progress import Progress
 from ckptools.errors import UsageError
 from ckptools.files.opening import path_of
 from ckptools.option import option
@@ -71,9 +72,8 @@ def _compared(
     wanted = Wanted(how.values, how.rtol, how.atol, how.every_byte, selection.selection, opening.jobs)
     left = _side(a, opening)
     sides = left, left if a == b else _side(b, opening)
-    total = sum(f.nbytes for side in sides if not isinstance(side, Path) for f in side.files)
-    with ProgressLine(total) as line:
-        return compare(*sides, wanted, line)
+    with Progress() as progress:
+        return compare(*sides, wanted, progress)
 
 
 def _side(path: str, opening: OpeningOptions) -> Checkpoint | Path:
@@ -127,8 +127,8 @@ def _write_digests(
     from ckptools.diff.digest_file import write_digest_file
 
     checkpoint = opened([path], opening)
-    with ProgressLine(sum(f.nbytes for f in checkpoint.files)) as line:
-        written = write_digest_file(checkpoint, how.hash, how.force, opening.jobs, line)
+    with Progress() as progress:
+        written = write_digest_file(checkpoint, how.hash, how.force, opening.jobs, progress)
     without = sum(not tensor.sha256 for tensor in written.tensors.values())
     remark(f"wrote {how.hash}: {len(written.tensors)} tensors, {len(written.values)} values")
     if without:

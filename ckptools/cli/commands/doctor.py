@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptools.cli.options import AnswerOptions, OpeningOptions
-from ckptools.cli.printing import CountLine, ProgressLine, answered_in_json, say, show_answer
+from ckptools.cli.printing import answered_in_json, say, show_answer
+from ckptools.cli.progress import Progress
 from ckptools.option import option
 
 if TYPE_CHECKING:
@@ -30,9 +31,9 @@ def doctor(
     """
     from ckptools.doctor.examination import examined as examine
 
-    counted, read = CountLine("looked into", "checkpoint"), ProgressLine()
-    with answered_in_json(form.json, "ckptools/doctor/1", "ok", paths), counted, read:
-        found = examine(paths, to=to, on_found=counted, deep=deep, progress=read, **vars(opening))
+    progress = Progress(doing="looked into", noun="checkpoint")
+    with answered_in_json(form.json, "ckptools/doctor/1", "ok", paths), progress:
+        found = examine(paths, to=to, on_found=progress.item, deep=deep, progress=progress, **vars(opening))
     show_answer(form, "doctor", found, found.rows)
     if not found.readable:
         say(f"error: {found.rows[0].evidence}")

@@ -6,7 +6,8 @@ import sys
 from typing import TYPE_CHECKING, Literal
 
 from ckptools.cli.options import OpeningOptions, TableOptions
-from ckptools.cli.printing import Printing, answered_in_json, opened, remark, remark_private, screen, show
+from ckptools.cli.printing import answered_in_json, opened, remark, remark_private, screen, show
+from ckptools.cli.terminal import Printing
 from ckptools.errors import UsageError
 from ckptools.option import option
 from ckptools.text import encodable

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ckptools.cli.options import AnswerOptions, RowOptions, RunOptions
-from ckptools.cli.printing import CountLine, answered_in_json, arranged, remark, say, show_answer
+from ckptools.cli.printing import answered_in_json, arranged, remark, say, show_answer
+from ckptools.cli.progress import Progress
 from ckptools.option import option
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ def ls(
     """
     from ckptools.ls.rows import checkpoints_in
 
-    with answered_in_json(form.json, "ckptools/ls/1", "ok", [folder]), CountLine("looked into", "checkpoint") as line:
-        found = checkpoints_in(folder, deep=deep, on_found=line, **opening.of_run("ls"))
+    progress = Progress(doing="looked into", noun="checkpoint")
+    with answered_in_json(form.json, "ckptools/ls/1", "ok", [folder]), progress:
+        found = checkpoints_in(folder, deep=deep, on_found=progress.item, **opening.of_run("ls"))
     if not found.readable:
         say(f"error: {folder}: none of its checkpoints can be opened; the answer says why")
     _show(found, rows, form)

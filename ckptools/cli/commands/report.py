@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.cli.options import CheckOptions, OpeningOptions
-from ckptools.cli.printing import ProgressLine, opened, remark, screen, show
+from ckptools.cli.printing import opened, remark, screen, show
+from ckptools.cli.progress import Progress
 from ckptools.errors import CkptoolsError, ReadError
 from ckptools.option import option
 from ckptools.text import encodable, printable
@@ -48,6 +49,7 @@ def report(
     page would overwrite something.
     """
     from ckptools.report.html import check_place, findings, outcome_lines, report_page, write_report
+    from ckptools.verify.run import bytes_to_verify
 
     if out != STDOUT:
         check_place(Path(out), force)
@@ -55,9 +57,9 @@ def report(
         checkpoint = opened(paths, opening)
     except ReadError as error:
         raise _reported(error, paths, out, force, opening) from error
-    total = sum(f.nbytes for f in checkpoint.files)
-    with ProgressLine(total * 2 if checks.values else total) as line:
-        how = {**vars(checks), "jobs": opening.jobs, "progress": line}
+    total = bytes_to_verify(checkpoint, checks.deep, checks.values, checks.manifest)
+    with Progress(total) as progress:
+        how = {**vars(checks), "jobs": opening.jobs, "progress": progress}
         if out == STDOUT:
             found = findings(checkpoint, **how)
         else:

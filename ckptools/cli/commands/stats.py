@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ckptools.cli.options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
-from ckptools.cli.printing import ProgressLine, answered_in_json, arranged, opened, remark, show_answer
+from ckptools.cli.printing import answered_in_json, arranged, opened, remark, show_answer
+from ckptools.cli.progress import Progress
 from ckptools.errors import ReadError, UsageError
 from ckptools.option import option
 from ckptools.text import duration, plural, size
@@ -77,15 +78,15 @@ def _found(checkpoint: Checkpoint, selection: Selection, wanted: FigureOptions, 
 
     if wanted.moments:
         pairs = pairs_of(checkpoint, selection)
-        with ProgressLine(sum(pair.nbytes for pair in pairs) * 3 // 2) as line:
-            return moments(checkpoint, pairs, jobs, line)
+        with Progress(sum(pair.nbytes for pair in pairs) * 3 // 2) as progress:
+            return moments(checkpoint, pairs, jobs, progress)
     if wanted.dead_rows:
         entries = matrices(checkpoint, selection)
-        with ProgressLine(sum(entry.value.nbytes for entry in entries) * 2) as line:
-            return dead_rows(checkpoint, entries, jobs, line)
+        with Progress(sum(entry.value.nbytes for entry in entries) * 2) as progress:
+            return dead_rows(checkpoint, entries, jobs, progress)
     parts = parts_of(checkpoint, selection, wanted.per_rank)
-    with ProgressLine(sum(part.nbytes for part in parts) * (2 if wanted.hist else 1)) as line:
-        return statistics(checkpoint.path, parts, wanted.hist, jobs, line)
+    with Progress(sum(part.nbytes for part in parts) * (2 if wanted.hist else 1)) as progress:
+        return statistics(checkpoint.path, parts, wanted.hist, jobs, progress)
 
 
 def _check_read(found: Statistics[Any]) -> None:

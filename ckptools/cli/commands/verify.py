@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ckptools.cli.options import CheckOptions, OpeningOptions, TableOptions
-from ckptools.cli.printing import ProgressLine, answered_in_json, opened, remark, show, show_answer
+from ckptools.cli.printing import answered_in_json, opened, remark, show, show_answer
+from ckptools.cli.progress import Progress
 from ckptools.errors import UsageError
 from ckptools.option import option
 from ckptools.text import plural, printable
@@ -32,20 +33,17 @@ def verify(
     Exit code: 0 no check failed (warnings may be shown), 1 a check failed, 3 unreadable.
     """
     from ckptools.display.next_command import quoted
-    from ckptools.model.tree import tensors_in
     from ckptools.verify.files_to_fetch import folder_of
     from ckptools.verify.record import verification_json
+    from ckptools.verify.run import bytes_to_verify
     from ckptools.verify.run import verify as check
-    from ckptools.verify.stored_bytes import bytes_to_read
 
     if to_fetch and not form.is_text:
         raise UsageError(None, "--to-fetch prints names alone; the JSON of verify has them under to_fetch")
     with answered_in_json(form.json, "ckptools/verify/1", "ok", paths):
         checkpoint = opened(paths, opening)
-    total = bytes_to_read(checkpoint, checks.deep, checks.values)
-    total += sum(tensor.nbytes for _, tensor in tensors_in(checkpoint.tree)) if checks.manifest else 0
-    with ProgressLine(total) as line:
-        found = check(checkpoint, **vars(checks), jobs=opening.jobs, progress=line)
+    with Progress(bytes_to_verify(checkpoint, checks.deep, checks.values, checks.manifest)) as progress:
+        found = check(checkpoint, **vars(checks), jobs=opening.jobs, progress=progress)
     if form.json:
         show(verification_json(found))
     elif to_fetch:

@@ -29,7 +29,7 @@ from ckptools.files.partial_files import PartialFiles, Target, write_at, write_t
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.shards import Source
 from ckptools.tensor_io.checksums import CHUNK, Record, crc32, read_pieces
-from ckptools.tensor_io.fetch_ahead import Part, Progress, fetched_in_threads, in_ranks, parts_of
+from ckptools.tensor_io.fetch_ahead import Part, Progress, begin_stage, fetched_in_threads, in_ranks, parts_of
 from ckptools.tensor_io.stream import Band, Copy, assemble
 
 # -- the journal of an unfinished output: lists the written regions, so that a second run continues from there ---------
@@ -506,6 +506,7 @@ def write(
         checksums = layout.checksums or in_bucket or journal is not None
         executor = Executor(layout.jobs, output.targets, files, checksums, records, progress, share, done, journal)
         executor.odd |= done.restore(layout.jobs, records)
+        begin_stage(progress, "writing")
         written = executor.run(threads)
         if records is not None:
             records.compare()
@@ -513,6 +514,7 @@ def write(
         try:
             output.finish(crcs_of(layout.jobs, regions, checksums))
             if options.check and not in_bucket:
+                begin_stage(progress, "reading back")
                 read_back = output.compare(files, threads, progress)
             if manifest is not None:
                 from ckptools.consolidate.publishing.read_back import manifest_json
@@ -522,6 +524,7 @@ def write(
                 check_unchanged(checkpoint)
                 output.publish(added, replaced(checkpoint, place.path, layout, texts) if options.force else None)
             if options.check and in_bucket:
+                begin_stage(progress, "reading back")
                 read_back = output.compare(files, threads, progress)
         except OSError as error:
             raise WriteError(layout.files[0][0], f"cannot write: {(error.strerror or '').lower()}") from error
