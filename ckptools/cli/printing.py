@@ -183,7 +183,7 @@ def _newest_whole(paths: Sequence[str], how: OpeningOptions) -> str | None:
     if len(paths) != 1 or how.ranks is not None or how.only_this_file or how.salvage:
         return None
     options = {name: value for name, value in vars(how).items() if name not in ("ranks", "only_this_file", "salvage")}
-    with Progress(doing="looked into", noun="checkpoint") as progress:
+    with Progress(stage="looking into the run", noun="checkpoint") as progress:
         run = checkpoints_in(paths[0], on_found=progress.item, **options)
     steps = [row.step for row in run.rows]
     newest = next((row for row in run.rows if row.newest_whole), None)
@@ -203,7 +203,7 @@ def _opened(
     from ckptools.formats.open import open_checkpoint
     from ckptools.training_state import modules
 
-    with Progress(doing="read the structure of", noun="file") as progress:
+    with Progress(stage="reading the structure", noun="file") as progress:
         reader = read or modules.read_file
         try:
             found = open_checkpoint(

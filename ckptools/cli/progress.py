@@ -45,7 +45,7 @@ class Progress:
     def __init__(
         self,
         total: int = 0,
-        doing: str = "read",
+        stage: str = "",
         noun: str = "",
         clock: Callable[[], float] = time.monotonic,
         ticking: bool = True,
@@ -54,18 +54,18 @@ class Progress:
 
         Args:
             total: expected number of bytes; 0 if unknown.
-            doing: verb and preposition before the number of items: `looked into`.
-            noun: what an item is: `checkpoint`.
+            stage: what is done first: `reading the structure`.
+            noun: what an item is: `file`.
             clock: returns seconds.
             ticking: whether the `with` block draws; False if the caller calls `tick`.
         """
         from ckptools.cluster.team import current
 
-        self._doing, self._noun, self._clock, self._ticking = doing, noun, clock, ticking
+        self._stage, self._noun, self._clock, self._ticking = stage, noun, clock, ticking
         self._ranks = current().world_size
         self._total = total // self._ranks
         self._done = self._items = 0
-        self._stage = self._name = ""
+        self._name = ""
         # A terminal that cannot erase a line is treated as a file.
         self._terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._drawn = 0
@@ -118,8 +118,8 @@ class Progress:
         with TERMINAL, contextlib.suppress(OSError, ValueError):  # stderr may be closed; the work goes on
             now = self._clock()
             due = now - self._started >= FIRST if self._terminal else now - self._shown >= LOG
-            counted = self._done or self._total or self._noun
-            if not due or not counted or Printing.silent or Printing.quiet:
+            known = self._done or self._total or self._stage
+            if not due or not known or Printing.silent or Printing.quiet:
                 return
             self._shown = now
             self._samples.append((now, self._done))
@@ -157,25 +157,25 @@ class Progress:
         return "\r" + (f"\x1b[{above}A\x1b[J" if above else "\x1b[K")
 
     def _facts(self) -> tuple[str, str, str, str, str]:
-        """Return share, amount, rate, time left and stage, "" if unknown."""
+        """Return share, stage, amount, rate and time left, "" if unknown."""
         who = f"(rank 0 of {self._ranks})" if self._ranks > 1 else ""
         stage = " ".join(filter(None, (self._stage, who)))
-        if self._noun and not self._done:
-            return "", f"{self._doing} {plural(self._items, self._noun)}", "", "", stage
+        if not self._done and not self._total:
+            return "", stage, plural(self._items, self._noun) if self._items else "", "", ""
         (then, before), (now, _) = self._samples[0], self._samples[-1]
         rate = (self._done - before) / (now - then) if now > then else 0.0
         if not self._total:
-            return "", f"{size(self._done)} {self._doing}", f"{size(int(rate))}/s", "", stage
+            return "", stage, size(self._done), f"{size(int(rate))}/s", ""
         done = min(self._done, self._total)  # tied weights are read back twice
-        left = f"{_time(int((self._total - done) / rate + 0.5))} left" if rate and done < self._total else ""
-        return f"{100 * done // self._total:3d}%", _amount(done, self._total), f"{size(int(rate))}/s", left, stage
+        left = f"{_time(max(1, round((self._total - done) / rate)))} left" if rate and done < self._total else ""
+        return f"{100 * done // self._total:3d}%", stage, _amount(done, self._total), f"{size(int(rate))}/s", left
 
     def _line(self, width: int) -> str:
         """Fit the facts into a line: the amount gives way first, then the bar, the stage and the rate."""
-        share, amount, rate, left, stage = self._facts()
+        share, stage, amount, rate, left = self._facts()
         bar = "#" * max(NARROWEST_BAR, min(WIDEST_BAR, width // 4)) if share else ""
-        parts = {"share": share, "bar": bar, "amount": amount, "rate": rate, "left": left, "stage": stage}
-        for given_up in ("amount", "bar", "stage", "rate", "left") if share else ("stage", "rate"):
+        parts = {"share": share, "bar": bar, "stage": stage, "amount": amount, "rate": rate, "left": left}
+        for given_up in ("amount", "bar", "stage", "rate", "left"):
             if _width(parts) <= width:
                 break
             parts[given_up] = ""

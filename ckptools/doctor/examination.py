@@ -102,7 +102,8 @@ class _Examination:
             yield from self._of_unreadable()
             return
         jobs = self.how.get("jobs")
-        begin_stage(self.progress, "", bytes_to_verify(self.checkpoint, self.deep, self.deep))
+        if self.deep:
+            begin_stage(self.progress, "checking values", bytes_to_verify(self.checkpoint, deep=True, values=True))
         verified = verify(self.checkpoint, deep=self.deep, values=self.deep, jobs=jobs, progress=self.progress)
         self.verdict = verified.verdict
         whole = self._newest_save_first(whole_finding(verified, self.checkpoint))

@@ -53,7 +53,7 @@ def consolidate(
         raise UsageError(None, "--copies prints a table, and --json has the place of each key: give one of them")
     with answered_in_json(form.json, "ckptools/consolidate/1", "", paths):
         checkpoint = opened(paths, opening)
-        with Progress(doing="written") as progress:
+        with Progress(stage="planning") as progress:
             done = run(checkpoint, out, how, progress, progress.expect)
     if form.json:
         show(record.consolidation_json(checkpoint.path, done))

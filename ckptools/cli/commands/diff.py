@@ -72,7 +72,7 @@ def _compared(
     wanted = Wanted(how.values, how.rtol, how.atol, how.every_byte, selection.selection, opening.jobs)
     left = _side(a, opening)
     sides = left, left if a == b else _side(b, opening)
-    with Progress() as progress:
+    with Progress(stage="comparing") as progress:
         return compare(*sides, wanted, progress)
 
 
@@ -127,7 +127,7 @@ def _write_digests(
     from ckptools.diff.digest_file import write_digest_file
 
     checkpoint = opened([path], opening)
-    with Progress() as progress:
+    with Progress(stage="collecting keys") as progress:
         written = write_digest_file(checkpoint, how.hash, how.force, opening.jobs, progress)
     without = sum(not tensor.sha256 for tensor in written.tensors.values())
     remark(f"wrote {how.hash}: {len(written.tensors)} tensors, {len(written.values)} values")

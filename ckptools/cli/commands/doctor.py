@@ -31,7 +31,7 @@ def doctor(
     """
     from ckptools.doctor.examination import examined as examine
 
-    progress = Progress(doing="looked into", noun="checkpoint")
+    progress = Progress(stage="looking into the run", noun="checkpoint")
     with answered_in_json(form.json, "ckptools/doctor/1", "ok", paths), progress:
         found = examine(paths, to=to, on_found=progress.item, deep=deep, progress=progress, **vars(opening))
     show_answer(form, "doctor", found, found.rows)

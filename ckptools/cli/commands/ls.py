@@ -32,7 +32,7 @@ def ls(
     """
     from ckptools.ls.rows import checkpoints_in
 
-    progress = Progress(doing="looked into", noun="checkpoint")
+    progress = Progress(stage="looking into the run", noun="checkpoint")
     with answered_in_json(form.json, "ckptools/ls/1", "ok", [folder]), progress:
         found = checkpoints_in(folder, deep=deep, on_found=progress.item, **opening.of_run("ls"))
     if not found.readable:

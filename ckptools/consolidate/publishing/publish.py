@@ -514,7 +514,6 @@ def write(
         try:
             output.finish(crcs_of(layout.jobs, regions, checksums))
             if options.check and not in_bucket:
-                begin_stage(progress, "reading back")
                 read_back = output.compare(files, threads, progress)
             if manifest is not None:
                 from ckptools.consolidate.publishing.read_back import manifest_json
@@ -524,7 +523,6 @@ def write(
                 check_unchanged(checkpoint)
                 output.publish(added, replaced(checkpoint, place.path, layout, texts) if options.force else None)
             if options.check and in_bucket:
-                begin_stage(progress, "reading back")
                 read_back = output.compare(files, threads, progress)
         except OSError as error:
             raise WriteError(layout.files[0][0], f"cannot write: {(error.strerror or '').lower()}") from error

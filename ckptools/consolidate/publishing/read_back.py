@@ -17,7 +17,7 @@ from ckptools.consolidate.writers.layout import Job, OutputLayout, ReadBack, Rea
 from ckptools.errors import CkptoolsError, WriteError
 from ckptools.files.opening import OpenFiles, path_of
 from ckptools.model.records import grouped
-from ckptools.tensor_io.fetch_ahead import Progress, in_ranks, in_threads
+from ckptools.tensor_io.fetch_ahead import Progress, begin_stage, in_ranks, in_threads
 from ckptools.tensor_io.stream import MANIFEST_SCHEMA, digest_of, tensor_bytes
 from ckptools.text import plural
 
@@ -42,8 +42,10 @@ def compare(
         WriteError: the library cannot read the output, or a tensor differs.
         ReadError: a source can no longer be read.
     """
+    begin_stage(progress, "flushing to the disk")
     for target in targets:
         _forget(target)
+    begin_stage(progress, "reading back")
     done, by, names = 0, "", set()
     while True:
         try:
@@ -111,6 +113,7 @@ def compare_uploaded(
 ) -> str:
     """Compare every byte of an output in a store with its source; return a summary."""
     paths = [path_of(str(path)) for path, _ in layout.files]
+    begin_stage(progress, "reading back")
     with OpenFiles() as there:
         for number, (path, (_, size)) in enumerate(zip(paths, layout.files, strict=True)):
             with there.open(path) as file:
