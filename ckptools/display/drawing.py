@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     pass
 
 
-WIDTH = 680
-"""Width of every picture in units; a browser shows a unit as a pixel, and scales down to fit."""
+WIDTH = 440
+"""Width of every picture in units, of which its text has 11; a screen of 500 pixels shows it without scaling down."""
 
 CHARACTER = 6.7
 """Width of a character of the monospaced 11-unit font in units, rounded up so that nothing is cut."""
@@ -102,17 +102,24 @@ FILLS = {
     "bad": "#d55e00",
     "purple": "#cc79a7",
 }
+"""Colours of states: `sky` is sound, and others are faults, wherever a picture has them."""
 
 VIRIDIS = ("#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b", "#fde725")
 """Ten steps of matplotlib's viridis (CC0), with evenly rising brightness, so that they stay ordered in grey."""
 
-DIVERGING = ("#08519c", "#3182bd", "#6baed6", "#bdd7e7", "#f2f2f2", "#fdd0a2", "#fd8d3c", "#d94801", "#7f2704")
-"""Nine steps from blue through grey to brown, distinct with every kind of colour blindness."""
+DIVERGING = ("#08306b", "#0b559f", "#2b7bba", "#63a8d3", "#a9d8f5", "#fdd0a2", "#fd8d3c", "#d94801", "#7f2704")
+"""Nine steps from dark blue through `light` to brown, distinct with every kind of colour blindness.
+
+Usual values are in the middle, whose colour is visible on paper, so that a healthy model is no empty grid.
+"""
 
 DIVERGING_ON_DARK = (
-    "#d2e8f7", "#8cc4e8", "#4a94c8", "#2a587a", "#2e353d", "#6e4a26", "#b86a22", "#f39a4d", "#ffd9b5"
+    "#d2e8f7", "#a5d0ec", "#74b4dd", "#4a94c8", "#2c6288", "#7a5228", "#b86a22", "#f39a4d", "#ffd9b5"
 )  # fmt: skip
-"""The same for a dark background: the middle is close to it, so that usual values stand out no more than on light."""
+"""The same for a dark background."""
+
+TINTS = ("#b5b0de", "#8ccfb5", "#c9b79c", "#8f9bb8", "#dfa9b4", "#a8c66c")
+"""Colours of what is neither sound nor broken, such as dtypes: none of them is a colour of `FILLS`."""
 
 _THEMED = (
     ("paper", "fill", "#ffffff", "#15181d"),
@@ -149,6 +156,7 @@ STYLE = "".join(
         ".ckptsvg .halo{paint-order:stroke;stroke-width:4px}",
         ".ckptsvg .edge,.ckptsvg .grid{fill:none}.ckptsvg .dash{stroke-dasharray:3 2}",
         *(f".ckptsvg .{name}{{fill:{color}}}" for name, color in FILLS.items()),
+        *(f".ckptsvg .tint{n}{{fill:{color}}}" for n, color in enumerate(TINTS)),
         _themed("", dark=False),
         _by_scheme(_themed),
     ]
@@ -255,7 +263,7 @@ class Key(NamedTuple):
 
 def letter_of(key: Key) -> str:
     """Return the class of letters on such cells: black on colours, the theme's text colour on others."""
-    return "on" if key.kind in FILLS else "ink"
+    return "on" if key.kind in FILLS or key.kind.startswith("tint") else "ink"
 
 
 def legend(keys: Iterable[Key], y: float) -> tuple[str, float]:
@@ -272,7 +280,28 @@ def legend(keys: Iterable[Key], y: float) -> tuple[str, float]:
     return "".join(made), y + 20 if made else y
 
 
-MARGIN = 12
+MARGIN = 8
+
+
+def text_lines(texts: Iterable[str], kind: str = "faint", most: int = 2) -> tuple[list[str], float]:
+    """Draw sentences below each other, each in at most `most` lines; return them and the `y` below.
+
+    A sentence that begins in capitals, such as `HOLES: …`, stands out.
+    """
+    shown = [part for text in texts for part in split(text, most)]
+    lines = [label(0, 12 + 16 * n, part, "ink" if part[:5].isupper() else kind) for n, part in enumerate(shown)]
+    return lines, 16.0 * len(shown) + 8
+
+
+def split(text: str, most: int = 2) -> list[str]:
+    """Split a sentence into at most `most` lines of the picture, at blanks where they are."""
+    room = int(WIDTH / CHARACTER)
+    lines: list[str] = []
+    while len(text) > room and len(lines) < most - 1:
+        blank = text.rfind(" ", room // 2, room + 1)
+        lines.append(text[: room if blank < 0 else blank])
+        text = text[len(lines[-1]) :].lstrip()
+    return [*lines, name_text(text, room)]
 
 
 def svg(title: str, text: str, parts: Iterable[str], height: float) -> str:

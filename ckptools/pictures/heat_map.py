@@ -34,7 +34,7 @@ from ckptools.display.drawing import (
 from ckptools.dtypes import is_floating
 from ckptools.keys.entries import layer_and_role
 from ckptools.stats.record import Moments, Statistics, Stats
-from ckptools.text import clip_middle, number, plural
+from ckptools.text import clip_middle, number, plural, told_apart
 
 # -- colours of values: absolute, or relative to the other values of their row ----------------------------------------
 
@@ -70,6 +70,11 @@ class Scale(NamedTuple):
         return figure_text(self.low), VIRIDIS, figure_text(self.high)
 
     @property
+    def usual(self) -> str:
+        """The meaning of the colour in the middle; "" if it has none."""
+        return ""
+
+    @property
     def words(self) -> str:
         """Describe the scale."""
         return f"colours from {figure_text(self.low)} to {figure_text(self.high)}, logarithmic"
@@ -99,7 +104,12 @@ class RowScale(NamedTuple):
     def ramp(self) -> tuple[str, Sequence[str], str]:
         """The text before the colours, the colours, and the text after them."""
         most = 2 ** (len(DIVERGING) // 2)
-        return f"1/{most} or less", DIVERGING, f"{most} x or more, of the median of the row"
+        return f"1/{most} or less", DIVERGING, f"{most} x or more"
+
+    @property
+    def usual(self) -> str:
+        """The meaning of the colour in the middle."""
+        return "median of the row"
 
     @property
     def words(self) -> str:
@@ -115,19 +125,17 @@ def drawable(value: float) -> bool:
 # -- heat maps: a value of every tensor as a colour, layers across and roles (names without the layer number) down ----
 
 
-ACROSS = 48
+ACROSS = 32
 """At most this many layers side by side; further ones follow below."""
 
 MAX_ROLES = 120
 MAX_CELLS = 2000
 """At most this many cells are drawn; the text covers all."""
 
-NAMES = 230.0
-"""Width of the column of roles."""
+NARROWEST, WIDEST = 160.0, 260.0
+"""Narrowest and widest column of roles; it is as wide as the cells let it be."""
 
 CELL = 17.0
-ROOM = int(NAMES / 6.9)
-"""Number of characters that fit before the cells."""
 
 Letter = Literal["", "N", "0", "=", "~", "A", "B", "?"]
 MEANS: dict[Letter, str] = {
@@ -140,6 +148,9 @@ MEANS: dict[Letter, str] = {
     "?": "not known",
 }
 """Letters of cells that are more than a number, and their meaning."""
+
+NOT_FINITE = Key("bad", "N", MEANS["N"])
+"""The entry of the legend for a tensor with NaN, in every picture of values."""
 
 
 class HeatCell(NamedTuple):
@@ -276,12 +287,13 @@ def _drawn(grid: HeatGrid, scale: Scale | RowScale | None) -> tuple[list[str], f
     """Draw the cells, in blocks of at most `ACROSS` layers; return the parts of the drawing and their height."""
     roles = grid.roles[:MAX_ROLES]
     blocks = [grid.layers[n : n + ACROSS] for n in range(0, len(grid.layers), ACROSS)]
+    names = min(max(WIDTH - CELL * min(ACROSS, len(grid.layers)), NARROWEST), WIDEST)
     kept = blocks[: max(1, MAX_CELLS // max(1, len(roles) * ACROSS))]
     parts: list[str] = []
     y = 0.0
     for block in kept:
         shown = [role for role in roles if any((role, layer) in grid.cells for layer in block)]
-        parts += _block(grid, shown, block, y, scale)
+        parts += _block(grid, shown, block, y, scale, names)
         y += 16 + CELL * len(shown) + 10
     left = len(grid.cells) - sum((role, layer) in grid.cells for role in roles for block in kept for layer in block)
     if left:
@@ -297,29 +309,36 @@ def _drawn(grid: HeatGrid, scale: Scale | RowScale | None) -> tuple[list[str], f
 
 def _key(letter: Letter, means: str, in_part: bool) -> Key:
     """Make the legend entry of a letter; for cells read in part, a hatching replaces the letter."""
-    partial = letter == "?" and in_part
-    kind = "hatched" if partial else "bad" if letter == "N" else "pale rim"
-    return Key(kind, "" if partial else letter, "not read in full" if partial else means)
+    if letter == "N":
+        return NOT_FINITE
+    return Key("hatched", "", "not read in full") if letter == "?" and in_part else Key("pale rim", letter, means)
 
 
 def _block(
-    grid: HeatGrid, roles: Sequence[str], layers: Sequence[str | None], top: float, scale: Scale | RowScale | None
+    grid: HeatGrid,
+    roles: Sequence[str],
+    layers: Sequence[str | None],
+    top: float,
+    scale: Scale | RowScale | None,
+    names: float,
 ) -> Iterator[str]:
-    width = min(CELL, (WIDTH - NAMES) / min(ACROSS, len(grid.layers)))
-    yield from _ticks(grid.layers, layers, width, top + 11)
+    width, room = min(CELL, (WIDTH - names) / min(ACROSS, len(grid.layers))), int((names - 6) / CHARACTER)
+    yield from _ticks(grid.layers, layers, names, width, top + 11)
     above = common_beginning([role for role in grid.roles if (role, None) not in grid.cells])
-    yield label(NAMES - 6, top + 11, clip_middle(name_text(above), ROOM), "faint", "end") if above else ""
-    for row, role in enumerate(roles):
+    yield label(names - 6, top + 11, clip_middle(name_text(above), room), "faint", "end") if above else ""
+    own = [role if (role, None) in grid.cells else role[len(above) :] for role in roles]
+    for row, (role, name) in enumerate(zip(roles, told_apart(list(map(name_text, own)), room), strict=True)):
         y = top + 16 + row * CELL
-        own = role if (role, None) in grid.cells else role[len(above) :]
-        yield label(NAMES - 6, y + 12, clip_middle(name_text(own), ROOM), "ink", "end")
+        yield label(names - 6, y + 12, name, "ink", "end")
         for n, layer in enumerate(layers):
             cell = grid.cells.get((role, layer))
             if cell is not None:
-                yield from _cell(cell, role, Rect(NAMES + n * width, y, width, CELL).inset(1), scale)
+                yield from _cell(cell, role, Rect(names + n * width, y, width, CELL).inset(1), scale)
 
 
-def _ticks(every_layer: Sequence[str | None], layers: Sequence[str | None], width: float, y: float) -> Iterator[str]:
+def _ticks(
+    every_layer: Sequence[str | None], layers: Sequence[str | None], left: float, width: float, y: float
+) -> Iterator[str]:
     """Label the layers above their cells, as many as fit: every, every second, every fourth layer and so on."""
     numbered = [layer for layer in every_layer if layer is not None]
     room = (max(map(len, numbered), default=1) + 1) * CHARACTER
@@ -327,7 +346,7 @@ def _ticks(every_layer: Sequence[str | None], layers: Sequence[str | None], widt
     shown = set(numbered[::apart])
     for n, layer in enumerate(layers):
         if layer is not None and layer in shown:
-            yield label(NAMES + (n + 0.5) * width, y, layer, "faint", "middle")
+            yield label(left + (n + 0.5) * width, y, layer, "faint", "middle")
 
 
 def common_beginning(names: Sequence[str]) -> str:
@@ -355,4 +374,5 @@ def _ramp(scale: Scale | RowScale | None, y: float) -> tuple[str, float]:
     x = len(before) * CHARACTER + 6
     cells = [colored(Rect(x + 18 * n, y, 18, 12), color) for n, color in enumerate(colors)]
     ends = label(0, y + 10, before) + label(x + 18 * len(colors) + 6, y + 10, behind)
-    return "".join(cells) + ends, y + 24
+    below = label(x + 9 * len(colors), y + 25, scale.usual, "faint", "middle") if scale.usual else ""
+    return "".join(cells) + ends + below, y + (38 if below else 24)

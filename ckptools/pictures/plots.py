@@ -50,7 +50,7 @@ class CheckpointPlots:
         return rank_map(self._checkpoint, problems)
 
     def layout(self, key: str) -> Picture:
-        """Draw which rank holds which part of a tensor, to scale, with every copy; holes are hatched.
+        """Draw which rank holds which part of a tensor, to scale, with every copy; holes are dashed outlines.
 
         Raises:
             UsageError: no tensor has this name, as listed by `ck.records()`.

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from ckptools.display.drawing import (
     CHARACTER,
-    FILLS,
+    TINTS,
     WIDTH,
     Key,
     Picture,
@@ -39,6 +39,15 @@ from ckptools.training_state.sections import measure, sections_of
 
 ACROSS = 32
 """Most cells in a row."""
+
+TALL = 256.0
+"""Units for all rows of ranks, as long as cells have room for a letter."""
+
+WIDEST, LOWEST, HIGHEST = 96.0, 12.0, 40.0
+"""Widest, lowest and highest cell."""
+
+NUMBERED = 40.0
+"""A cell of this width has room for the number of its rank beside its letter: `63 M`."""
 
 NODE = 8
 """Ranks per group if no device mesh is known: most nodes have eight."""
@@ -189,8 +198,7 @@ def _words(cells: Sequence[RankCell], problems: Iterable[Problem], count: int) -
         yield f"{what}: {few(list(dict.fromkeys(loose)))}"
 
 
-ROW_LABEL = 36.0
-CELL = Rect(0, 0, 19, 20)
+ROW_LABEL = 34.0
 GROUP, BLOCK = 5.0, 8.0
 """Gaps between groups of cells in a row, and between blocks of rows."""
 
@@ -266,13 +274,27 @@ def _axis_name(placements: set[str]) -> str:
     return "shard" if all("(0" in placement or "dim=0" in placement for placement in sharded) else "tp"
 
 
+def shaped(count: int, how: Grouping) -> Grouping:
+    """Shorten rows until there are about as many rows as cells in a row; groups and blocks stay whole."""
+    lengths = [n for n in range(how.group, how.across + 1, how.group) if how.across % n == 0]
+    across = next((n for n in lengths if -(-count // n) <= n), how.across)
+    return how._replace(across=max(1, min(across, count)))
+
+
 def places(count: int, how: Grouping) -> list[Rect]:
-    """Return the positions of `count` cells: `across` in a row, with gaps between groups and blocks."""
+    """Return the positions of `count` cells: `across` in a row, with gaps between groups and blocks.
+
+    The fewer cells, the larger they are; rows of cells without room for a number begin behind a label.
+    """
+    room = WIDTH - GROUP * ((how.across - 1) // how.group)
+    left = 0.0 if room / how.across >= NUMBERED else ROW_LABEL
+    width = min((room - left) / how.across, WIDEST)
+    height = max(LOWEST, min(width, HIGHEST, TALL / max(1, -(-count // how.across))))
     found = []
     for n in range(count):
         row, column = divmod(n, how.across)
-        x = ROW_LABEL + column * CELL.width + column // how.group * GROUP
-        found.append(CELL._replace(x=x, y=row * CELL.height + n // how.block * BLOCK))
+        x = left + column * width + column // how.group * GROUP
+        found.append(Rect(x, row * height + n // how.block * BLOCK, width, height))
     return found
 
 
@@ -287,9 +309,10 @@ def _drawn(cells: Sequence[RankCell], how: Grouping) -> tuple[list[str], float]:
         if block and name:
             parts.append(label(0, y + 14, name, "faint"))
             y += 22
-        at = places(len(block), how)
-        parts += _block(block, at, y, how.across)
-        y += at[-1].y + CELL.height + 10 if block else 0
+        arranged = shaped(len(block), how)
+        at = places(len(block), arranged)
+        parts += _block(block, at, y, arranged.across)
+        y += at[-1].y + at[-1].height + 10 if block else 0
     left = len(cells) - len(ranked) - len(others)
     if left:
         parts.append(label(0, y + 11, f"{left} more are not drawn; the text lists all", "ink"))
@@ -301,14 +324,20 @@ def _drawn(cells: Sequence[RankCell], how: Grouping) -> tuple[list[str], float]:
 
 def _block(cells: Sequence[RankCell], where: Sequence[Rect], top: float, across: int) -> Iterator[str]:
     """Draw rows of cells; the letters of a row are one element, as one for each cell would double the size."""
-    placed = [(cell, at._replace(y=at.y + top).inset(2)) for cell, at in zip(cells, where, strict=True)]
+    gap = 2 if where and where[0].width > NUMBERED else 1
+    placed = [(cell, at._replace(y=at.y + top).inset(gap)) for cell, at in zip(cells, where, strict=True)]
     for start in range(0, len(placed), across):
         row = placed[start : start + across]
         (first, at), shown = row[0], [(at, STATES[cell.state]) for cell, at in row]
         text = "" if first.rank is None else str(first.rank)
-        if len(text) * CHARACTER < ROW_LABEL:
-            yield label(ROW_LABEL - 6, at.y + 13, text, "faint", "end")
+        if at.x and len(text) * CHARACTER < ROW_LABEL:
+            yield label(ROW_LABEL - 6, at.y + at.height / 2 + 4, text, "faint", "end")
         yield from (rect(at, STATES[cell.state].kind, cell.words) for cell, at in row)
+        if at.width >= NUMBERED - gap and first.rank is not None:
+            for cell, place in row:
+                key = STATES[cell.state]
+                yield mark(place, f"{cell.rank} {key.letter}".rstrip(), letter_of(key))
+            continue
         for kind in ("on", "ink"):
             yield marks(((at, key.letter) for at, key in shown if letter_of(key) == kind), kind)
 
@@ -319,10 +348,10 @@ def _block(cells: Sequence[RankCell], where: Sequence[Rect], top: float, across:
 MAX_BARS = 40
 """At most this many sections, the largest, get a bar."""
 
-_KINDS = tuple(kind for kind in FILLS if kind != "light")
+_KINDS = tuple(f"tint{n}" for n in range(len(TINTS)))
 
 BAR = 22.0
-NAMES, SIZES = 180.0, 80.0
+NAMES, SIZES = 130.0, 70.0
 """Widths of the columns for the names of sections, and for their sizes."""
 
 
@@ -385,7 +414,7 @@ def part_widths(bar: ByteBar, most: int) -> Iterator[tuple[float, float]]:
 
 
 def _bar(bar: ByteBar, y: float, most: int, kinds: dict[str, str]) -> Iterator[str]:
-    yield label(NAMES - 8, y + 14, name_text(bar.section, int(NAMES / 7)), "ink", "end")
+    yield label(NAMES - 8, y + 14, name_text(bar.section, int((NAMES - 8) / CHARACTER)), "ink", "end")
     end = NAMES
     for (dtype, nbytes), (x, width) in zip(bar.dtypes, part_widths(bar, most), strict=True):
         at = Rect(x, y + 2, width, BAR - 4).inset(0.5)

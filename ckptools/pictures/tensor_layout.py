@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ckptools.contents.record import ShardRow
 from ckptools.contents.show import DrawnPiece, DrawnShard, TensorLayout, layout_of, layout_words
 from ckptools.display.drawing import (
-    CHARACTER,
     WIDTH,
     Key,
     Picture,
     Rect,
-    hatched,
     label,
     legend,
+    letter_of,
     mark,
     name_text,
     rect,
     svg,
+    text_lines,
 )
 from ckptools.model.regions import Box, Ints
 from ckptools.model.tensor import Tensor
+from ckptools.pictures.rank_map import STATES, State
 from ckptools.text import named_ranks, plural
 
 # One sharded dimension makes a strip, two make a grid; further copies of a region are in strips or grids below.
 
 
-ACROSS = 32
+ACROSS = 16
 """Regions in one line of a strip before it continues in the next line."""
 
 MAX_RECTS = 4096
@@ -46,16 +47,28 @@ STRIP, GRID = 22.0, 200.0
 FLAT = "more than two dimensions are cut: pieces in order of their places, as wide as they have elements"
 
 
-def tensor_layout(tensor: Tensor, name: str = "", rows: Iterable[ShardRow] | None = None) -> Picture:
+HERE = Key("sky", "", "here")
+ODD_RANKS = Key("light", "", "likewise, of odd ranks")
+OVERLAP = Key("bad", "X", "two pieces overlap")
+ABSENT = Key("paper edge dash", "", "in no file that was read")
+"""A region whose file was not read; of a missing rank, it looks as the rank does in the map of ranks."""
+
+States = Mapping[int, State]
+"""The state of each rank as the map of ranks shows it; empty if no map was drawn."""
+
+
+def tensor_layout(
+    tensor: Tensor, name: str = "", rows: Iterable[ShardRow] | None = None, states: States | None = None
+) -> Picture:
     """Draw which rank holds which region of a tensor, every copy of it, and the gaps in the files that were read.
 
     `rows` are its shards as `ckptools.contents.show.shard_rows` finds them in the files; if None, the shards that the
-    tensor states are drawn, without reading files.
+    tensor states are drawn, without reading files. `states` colour each region as the map of ranks colours its rank.
     """
     layout = layout_of(tensor, rows)
     title = f"layout of {name_text(name)}" if name else "layout of a tensor"
     text = "\n".join([title, *layout_words(layout)])
-    drawn, height = _drawn(layout)
+    drawn, height = _drawn(layout, states or {})
     return Picture(title, svg(title, text, drawn, height), text)
 
 
@@ -143,11 +156,9 @@ def _line_length(whole: int, lengths: Sequence[int]) -> int:
     return each if -(-whole // each) <= lines else -(-whole // lines)
 
 
-def _drawn(layout: TensorLayout) -> tuple[list[str], float]:
+def _drawn(layout: TensorLayout, states: States) -> tuple[list[str], float]:
     facts = [line for line in layout_words(layout) if not line.startswith("  ")]
-    lines = [part for fact in facts for part in _lines(fact)]
-    parts = [label(0, 12 + 16 * n, line, "ink" if line[:5].isupper() else "faint") for n, line in enumerate(lines)]
-    y = 16.0 * len(lines) + 8
+    parts, y = text_lines(facts)
     if not layout.tensor.numel or not (layout.pieces or (layout.cover and layout.cover.gaps)):
         parts.append(rect(Rect(0, y, WIDTH, STRIP), "edge dash"))
         return parts, y + STRIP
@@ -158,7 +169,7 @@ def _drawn(layout: TensorLayout) -> tuple[list[str], float]:
     most = MAX_COPIES if panel.lines == 1 and len(panel.cut) < 2 else 4
     drawn = max(1, min(layout.copies, most, MAX_RECTS // max(1, len(layout.pieces))))
     for copy in range(drawn):
-        parts += _panel_parts(layout, panel, copy, y)
+        parts += _panel_parts(layout, panel, copy, y, states)
         y += panel.height + (6 if len(panel.cut) == 2 or panel.lines > 1 else 0)
     if len(layout.pieces) > MAX_RECTS:
         parts.append(label(0, y + 14, f"{len(layout.pieces) - MAX_RECTS} more pieces are not drawn", "ink"))
@@ -166,18 +177,8 @@ def _drawn(layout: TensorLayout) -> tuple[list[str], float]:
     if layout.copies > drawn:
         parts.append(label(0, y + 14, f"{plural(layout.copies - drawn, 'more copy', 'more copies')} of each", "ink"))
         y += 20
-    keys, bottom = legend(_keys(layout, panel), y + 8)
+    keys, bottom = legend(_keys(layout, panel, states), y + 8)
     return [*parts, keys], bottom
-
-
-def _lines(text: str) -> list[str]:
-    """Split a fact into at most two lines of the picture."""
-    room = int(WIDTH / CHARACTER)
-    if len(text) <= room:
-        return [text]
-    blank = text.rfind(" ", room // 2, room + 1)
-    end = room if blank < 0 else blank
-    return [text[:end], name_text(text[end:].lstrip(), room)]
 
 
 def _axis(layout: TensorLayout, panel: _Panel) -> str:
@@ -189,67 +190,82 @@ def _axis(layout: TensorLayout, panel: _Panel) -> str:
     return f"{dims[0]} from left to right" + (f", in {panel.lines} lines" if panel.lines > 1 else "")
 
 
-def _panel_parts(layout: TensorLayout, panel: _Panel, copy: int, top: float) -> Iterator[str]:
+def _panel_parts(layout: TensorLayout, panel: _Panel, copy: int, top: float, states: States) -> Iterator[str]:
     """Draw the holes (in the first panel), one copy of every region, and the overlaps."""
     for gap in panel.holes if copy == 0 else ():
         for at in panel.rects(gap, top):
-            yield hatched(at.inset(1), f"{'a hole' if panel.flat else gap}: in no file that was read")
+            yield rect(at.inset(1), ABSENT.kind, f"{'a hole' if panel.flat else gap}: {ABSENT.means}")
     if panel.runs:
-        yield from _run_parts(layout, panel, copy, top)
+        yield from _run_parts(layout, panel, copy, top, states)
         return
-    tones = ("sky", "light") if layout.in_fragments else ("sky", "sky")
     for piece in layout.pieces[:MAX_RECTS]:
         if copy < len(piece.copies):
             shard = piece.copies[copy]
             first = not piece.box.offsets[panel.cut[-1]] if panel.cut else True
             named = len(layout.pieces) < RUNS_FROM or first or not shard.here
             places = panel.rects(panel.places[piece.box], top)
-            yield from _shard_parts(shard, tones[(shard.rank or 0) % 2], places, named)
+            yield from _shard_parts(shard, _key(layout, shard, states), places, named)
     for a, b in layout.cover.overlaps if layout.cover and not copy and not panel.flat else ():
         both = a.intersect(b)
         for at in panel.rects(both, top) if both else ():
-            yield rect(at, "bad", f"{both}: {a} and {b} overlap") + mark(at, "X")
+            yield rect(at, OVERLAP.kind, f"{both}: {a} and {b} overlap") + mark(at, OVERLAP.letter)
 
 
-def _run_parts(layout: TensorLayout, panel: _Panel, copy: int, top: float) -> Iterator[str]:
-    """Draw neighbouring regions of one dimension as one rectangle, if all or none are in files that were read."""
-    runs: list[list[DrawnPiece]] = []
+def _run_parts(layout: TensorLayout, panel: _Panel, copy: int, top: float, states: States) -> Iterator[str]:
+    """Draw neighbouring regions of one dimension as one rectangle, if their ranks are in one state."""
+    runs: list[tuple[Key, list[DrawnPiece]]] = []
     dim = panel.cut[0]
     for piece in (piece for piece in layout.pieces if copy < len(piece.copies)):
-        before = runs[-1][-1] if runs else None
-        alike = before is not None and before.copies[copy].here == piece.copies[copy].here
-        if before is None or not alike or before.box.offsets[dim] + before.box.sizes[dim] != piece.box.offsets[dim]:
-            runs.append([])
-        runs[-1].append(piece)
-    for run in runs:
+        key = _key(layout, piece.copies[copy], states)
+        before = runs[-1][1][-1].box if runs else None
+        adjoins = before is not None and before.offsets[dim] + before.sizes[dim] == piece.box.offsets[dim]
+        if not adjoins or runs[-1][0] != key:
+            runs.append((key, []))
+        runs[-1][1].append(piece)
+    for key, run in runs:
         first, last = run[0].box, run[-1].box
         end = last.offsets[dim] + last.sizes[dim]
-        ranks = [p.copies[copy].rank for p in run if p.copies[copy].rank is not None]
+        ranks = {p.copies[copy].rank for p in run} - {None}
         whose = named_ranks({rank for rank in ranks if rank is not None}) if ranks else "ranks unknown"
-        here = run[0].copies[copy].here
         hover = f"{whose}: {plural(len(run), 'piece')}, {first.offsets[dim]} to {end} of dim {dim}"
+        if not run[0].copies[copy].here:
+            hover += f", {ABSENT.means}"
         sizes = (*first.sizes[:dim], end - first.offsets[dim], *first.sizes[dim + 1 :])
         for place in panel.rects(Box(first.offsets, sizes), top):
             at = place.inset(1)
-            yield rect(at, "sky", hover) if here else hatched(at, f"{hover}, in no file that was read")
-            yield mark(at, whose if here else f"{whose} missing", "on" if here else "ink halo")
+            yield rect(at, key.kind, hover)
+            behind = " missing" if key is ABSENT else f" {key.letter}".rstrip()
+            yield mark(at, f"{whose}{behind}", letter_of(key)) or mark(at, key.letter, letter_of(key))
 
 
-def _shard_parts(shard: DrawnShard, tone: str, places: Iterable[Rect], named: bool) -> Iterator[str]:
+def _shard_parts(shard: DrawnShard, key: Key, places: Iterable[Rect], named: bool) -> Iterator[str]:
     whose = "rank unknown" if shard.rank is None else f"rank {shard.rank}"
     hover = f"{whose}: {shard.box}" + ("" if shard.here else f", {shard.note}")
+    rank = "?" if shard.rank is None else str(shard.rank)
     for place in places:
         at = place.inset(1)
-        yield rect(at, tone, hover) if shard.here else hatched(at, hover)
+        yield rect(at, key.kind, hover)
         if named:
-            yield mark(at, "?" if shard.rank is None else str(shard.rank), "on" if shard.here else "ink halo")
+            yield mark(at, f"{rank} {key.letter}".rstrip(), letter_of(key)) or mark(at, rank, letter_of(key))
 
 
-def _keys(layout: TensorLayout, panel: _Panel) -> Iterator[Key]:
-    yield Key("sky", "0", "kept by this rank")
-    if layout.in_fragments:
-        yield Key("light", "1", "likewise, of odd ranks")
-    if panel.holes or any(one.box.numel and not one.here for one in layout.shards):
-        yield Key("hatched", "", "in no file that was read")
-    if layout.cover and layout.cover.overlaps:
-        yield Key("bad", "X", "two pieces overlap")
+def _key(layout: TensorLayout, shard: DrawnShard, states: States) -> Key:
+    """Return the entry of the legend for a shard: that of its rank in the map of ranks, if the whole file is to blame.
+
+    What the map shows of values, such as NaN, may be about other tensors of the rank.
+    """
+    state = None if shard.rank is None else states.get(shard.rank)
+    if not shard.here:
+        return STATES[state] if state in ("missing", "cut") else ABSENT
+    if state == "step":
+        return STATES[state]
+    return ODD_RANKS if layout.in_fragments and (shard.rank or 0) % 2 else HERE
+
+
+def _keys(layout: TensorLayout, panel: _Panel, states: States) -> Iterator[Key]:
+    """Yield the entries of the legend: the states of the ranks, as in the map of ranks, then gaps and overlaps."""
+    found = {_key(layout, shard, states) for shard in layout.shards if shard.box.numel}
+    lost = found & {STATES["missing"], STATES["cut"]}
+    found |= {ABSENT} if panel.holes and not lost else set()
+    overlaps = {OVERLAP} if layout.cover and layout.cover.overlaps else set()
+    yield from (key for key in (HERE, *STATES.values(), ODD_RANKS, ABSENT, OVERLAP) if key in found | overlaps)

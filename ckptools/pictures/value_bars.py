@@ -6,22 +6,35 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ckptools.display.drawing import CHARACTER, WIDTH, Picture, Rect, label, line, name_text, rect, svg
+from ckptools.display.drawing import (
+    CHARACTER,
+    WIDTH,
+    Picture,
+    Rect,
+    label,
+    legend,
+    line,
+    mark,
+    name_text,
+    rect,
+    svg,
+    text_lines,
+)
 from ckptools.dtypes import is_floating
+from ckptools.pictures.heat_map import NOT_FINITE
 from ckptools.stats.record import Statistics, Stats
-from ckptools.text import clip_middle, count, number, plural
+from ckptools.text import count, number, plural
 
 HIGH = 150.0
 LEFT = 52.0
 """Width of the counts on the left of a histogram."""
 
-MOST_TICKS = 8
+MOST_TICKS = 6
 ENDS = 10
 """Number of largest norms to draw, and of smallest norms."""
 
-BAR = 18.0
-NAMES = 330.0
-"""Width of the names of tensors."""
+BAR = 30.0
+"""Height of a name with its bar."""
 
 
 class Bin(NamedTuple):
@@ -55,8 +68,8 @@ def value_histogram(found: Stats) -> Picture:
         return _sentences(title, facts)
     facts.append(f"from {number(bins[0].low)} to {number(bins[-1].high)}, {found.zeros} zero; counts are logarithmic")
     text = "\n".join([title, *facts, *(f"{_range(one)}: {one.members}" for one in bins if one.members)])
-    parts = [label(0, 12 + 16 * n, name_text(fact, 100), "faint") for n, fact in enumerate(facts)]
-    top = 16.0 * len(facts) + 20
+    parts, top = text_lines(facts)
+    top += 12
     parts += [*_counts(bins, top), *_values(found, bins, top)]
     for one, at in zip(bins, bar_rects(bins, top), strict=True):
         if one.members:
@@ -67,9 +80,9 @@ def value_histogram(found: Stats) -> Picture:
 
 
 def _sentences(title: str, facts: Sequence[str]) -> Picture:
-    parts = [label(0, 12 + 16 * n, name_text(fact, 100), "ink") for n, fact in enumerate(facts)]
+    parts, bottom = text_lines(facts, "ink")
     text = "\n".join([title, *facts])
-    return Picture(title, svg(title, text, parts, 16.0 * len(facts) + 8), text)
+    return Picture(title, svg(title, text, parts, bottom), text)
 
 
 def bar_rects(bins: Sequence[Bin], top: float = 0.0) -> Iterator[Rect]:
@@ -151,15 +164,15 @@ def norm_bars(title: str, found: Statistics[Stats]) -> Picture:
     lines = [f"{name_text(row.name)}: {_short(row.l2 or 0)}" for row in shown]
     text = "\n".join([title, *facts, "largest:", *lines[: len(largest)], *(["smallest:"] if smallest else []),
                       *lines[len(largest) :]])  # fmt: skip
-    parts = [label(0, 12 + 16 * n, name_text(fact, 100), "faint") for n, fact in enumerate(facts)]
-    y = 16.0 * len(facts) + 8
+    parts, y = text_lines(facts)
     low = math.floor(math.log10(min(row.l2 or 1 for row in shown)) - 0.05)
     high = max(math.ceil(math.log10(max(row.l2 or 1 for row in shown))), low + 1)
     for n, row in enumerate(shown):
         y += 10 if n == len(largest) else 0
         parts += _norm_bar(row, y, low, high)
         y += BAR
-    return Picture(title, svg(title, text, [*parts, *_decades(low, high, y)], y + 22), text)
+    keys, bottom = legend([NOT_FINITE] * any(row.nonfinite for row in shown), y + 30)
+    return Picture(title, svg(title, text, [*parts, *_decades(low, high, y), keys], max(y + 22, bottom)), text)
 
 
 def _norm_facts(found: Statistics[Stats], drawn: int) -> Iterator[str]:
@@ -182,17 +195,18 @@ def _norm_facts(found: Statistics[Stats], drawn: int) -> Iterator[str]:
 
 
 def _norm_x(power: float, low: int, high: int) -> float:
-    return NAMES + (power - low) / (high - low) * (WIDTH - NAMES - 70)
+    return (power - low) / (high - low) * (WIDTH - 70)
 
 
 def _norm_bar(row: Stats, y: float, low: int, high: int) -> Iterator[str]:
+    """Draw a name, and its bar below: names of layers differ in the middle, so that none may be cut there."""
     norm = row.l2 or 1.0
     end = _norm_x(math.log10(norm), low, high)
-    name = clip_middle(name_text(row.name), int((NAMES - 8) / CHARACTER))
     part = "; read in part" if row.elements < row.numel else ""
-    yield label(NAMES - 8, y + 13, name, "ink", "end")
-    yield rect(Rect(NAMES, y + 2, end - NAMES, BAR - 4), "sky", f"{name_text(row.name)}: l2 {_short(norm)}{part}")
-    yield label(end + 6, y + 13, _short(norm), "faint")
+    yield label(0, y + 11, name_text(row.name, int(WIDTH / CHARACTER)))
+    at, hover = Rect(0, y + 15, end, BAR - 18), f"{name_text(row.name)}: l2 {_short(norm)}{part}"
+    yield rect(at, NOT_FINITE.kind, hover) + mark(at, NOT_FINITE.letter) if row.nonfinite else rect(at, "sky", hover)
+    yield label(end + 6, y + 25, _short(norm), "faint")
 
 
 def _decades(low: int, high: int, y: float) -> Iterator[str]:
@@ -200,7 +214,8 @@ def _decades(low: int, high: int, y: float) -> Iterator[str]:
     apart = -(-(high - low) // 5)
     for power in range(low, high + 1, apart):
         x = _norm_x(power, low, high)
-        yield line([(x, y + 2), (x, y + 6)], "edge") + label(x, y + 18, _short(10.0**power), "faint", "middle")
+        yield line([(x, y + 2), (x, y + 6)], "edge")
+        yield label(x, y + 18, _short(10.0**power), "faint", "start" if power == low else "middle")
 
 
 def _range(one: Bin) -> str:

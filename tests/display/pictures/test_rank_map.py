@@ -17,7 +17,7 @@ from ckptools.display.drawing import WIDTH
 from ckptools.model.facts import Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.regions import Box
-from ckptools.pictures.rank_map import CELL, Grouping, grouping, places, rank_cells, rank_map
+from ckptools.pictures.rank_map import LOWEST, Grouping, grouping, places, rank_cells, rank_map, shaped
 from tests.display.made import alone, broken_run7, checkpoint, dtensor, files, run7, snapshot
 from tests.display.pictures.svg import hovers, shown
 from tests.truth import FIXTURES
@@ -27,12 +27,34 @@ def states(ck, problems=None):
     return {cell.rank: cell.state for cell in rank_cells(ck, problems)}
 
 
+TINY = 1e-6
+"""Units by which rounding may move an edge."""
+
+
 @given(st.integers(0, 300), st.sampled_from([Grouping(32, 8, 1 << 30), Grouping(24, 8, 96), Grouping(5, 5, 10)]))
 def test_cells_lie_beside_each_other_and_none_over_another(count, how):
     found = places(count, how)
-    assert all(b.x >= a.x + a.width or b.y >= a.y + a.height for a, b in itertools.pairwise(found))
-    assert max((at.x + at.width for at in found), default=0) <= WIDTH
-    assert max((at.y for at in found), default=0) >= CELL.height * (max(count - 1, 0) // how.across)
+    assert all(b.x > a.x + a.width - TINY or b.y > a.y + a.height - TINY for a, b in itertools.pairwise(found))
+    assert max((at.x + at.width for at in found), default=0) < WIDTH + TINY
+    assert max((at.y for at in found), default=0) > -TINY + LOWEST * (max(count - 1, 0) // how.across)
+    assert all(at.height >= LOWEST for at in found)
+
+
+@pytest.mark.parametrize(("ranks", "rows", "width"), [(4, 1, 90), (64, 8, 50), (256, 16, 24), (1024, 32, 12)])
+def test_a_map_is_about_square_and_the_fewer_ranks_the_larger_is_a_cell(ranks, rows, width):
+    how = shaped(ranks, Grouping(32, 8, 1 << 30))
+    found = places(ranks, how)
+    assert len({at.y for at in found}) == rows and width <= found[0].width <= width * 1.2
+
+
+def test_groups_and_blocks_of_a_mesh_stay_whole_in_a_shorter_row():
+    assert shaped(128, Grouping(32, 8, 64)) == Grouping(16, 8, 64)
+    assert shaped(96, Grouping(32, 32, 1 << 30)).across == 32
+
+
+def test_cells_with_room_for_it_have_the_number_of_their_rank():
+    few, many = (rank_map(checkpoint({}, files=files(n, here=set(range(n)) - {3}))) for n in (8, 256))
+    assert "3 M" in shown(few) and "3 M" not in shown(many) and "M" in shown(many).split("\n")
 
 
 def meshed(mesh, *placements):
