@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
+from importlib.metadata import PackageNotFoundError, metadata
 from itertools import islice
 from typing import Any, NamedTuple
 
+from ckptools._version import __version__
 from ckptools.display.drawing import Picture
 from ckptools.display.page import ScreenPage
 from ckptools.display.screen import HEADLINES, mark_of
@@ -56,13 +58,14 @@ STYLE = """
 .ckpt .wide{overflow-x:auto;max-width:100%}
 .ckpt.ckpt.ckpt table{border-collapse:collapse;margin:2px 0 8px 16px;table-layout:auto;width:auto;border:0;
 font-size:inherit}
-.ckpt.ckpt.ckpt th,.ckpt.ckpt.ckpt td{text-align:left;vertical-align:top;padding:1px 14px 1px 0;white-space:pre;
+.ckpt.ckpt.ckpt th,.ckpt.ckpt.ckpt td{text-align:left;vertical-align:top;padding:1px 12px 1px 0;white-space:pre;
 border:0;max-width:none;font-variant-numeric:tabular-nums}
 .ckpt.ckpt.ckpt tr{background:none}
 .ckpt.ckpt.ckpt th{border-bottom:1px solid var(--jp-border-color1,var(--ckpt-rule));font-weight:normal;
 color:var(--jp-content-font-color2,var(--ckpt-dim))}
 .ckpt.ckpt.ckpt .n{text-align:right}
-.ckpt.ckpt.ckpt .w{white-space:pre-wrap;overflow-wrap:anywhere;min-width:28ch}
+.ckpt.ckpt.ckpt .w{white-space:pre-wrap;overflow-wrap:anywhere;min-width:18ch}
+.ckpt.ckpt.ckpt .w.k{min-width:24ch}
 .ckpt .line,.ckpt summary{white-space:pre-wrap;overflow-wrap:anywhere}
 .ckpt summary{cursor:pointer}
 .ckpt details details{margin-left:16px}
@@ -155,12 +158,15 @@ class Page(ScreenPage):
         drawn = picture.svg if fits else f"<pre>{'<br>'.join(map(safe, picture.text.splitlines()))}</pre>"
         self.drawing(f"{self._fold(picture.title, opened)}{drawn}</details>")
 
-    def heading(self, title: str) -> str:
-        """Make the heading of a part of a document, with an id; in a notebook, just the title."""
+    def heading(self, title: str, link: str = "") -> str:
+        """Make the heading of a part of a document, with an id; in a notebook, just the title.
+
+        `link` is the title in the line of contents; if it is "", the title up to a colon.
+        """
         if not self._headed:
             return safe(title)
         name = f"part-{len(self.headings) + 1}"
-        self.headings[name] = title
+        self.headings[name] = link or title.partition(":")[0]
         return f'<h2 id="{name}">{safe(title)}</h2>'
 
     def _fold(self, title: str, opened: bool) -> str:
@@ -240,7 +246,10 @@ def safe(text: str, width: int = MAX_TEXT) -> str:
 def _cell(column: Column, text: str, titled: bool) -> str:
     shown = clip_middle(printable(text), MAX_NAME) if column.role == "name" else text
     title = f' data-t="{safe(column.title)}"' if titled and column.title else ""
-    return f"<td{_classes(column, text, titled)}{title}>{safe(shown)}</td>"
+    html = safe(shown)
+    if column.role == "name" and len(shown) > SHORT:
+        html = html.replace(".", ".<wbr>")  # a long name continues in the next line after a dot
+    return f"<td{_classes(column, text, titled)}{title}>{html}</td>"
 
 
 def _classes(column: Column, text: str, titled: bool = False) -> str:
@@ -249,7 +258,7 @@ def _classes(column: Column, text: str, titled: bool = False) -> str:
     found = [
         "n" if column.role == "number" else wide,
         mark_of(text) if column.role == "verdict" else "",
-        "k" if titled and column.role == "name" else "",
+        "k" if column.role == "name" and (titled or wide) else "",
     ]
     return f' class="{" ".join(filter(None, found))}"' if any(found) else ""
 
@@ -266,45 +275,54 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-a
 
 
 DOCUMENT_STYLE = """
-:root{color-scheme:light dark;--card:#f6f8fa;--line:#dfe3e8;--badbg:#fdecea;--warnbg:#fdf3e0;--goodbg:#e8f5ec}
+:root{color-scheme:light dark;--page:#fff;--card:#f6f8fa;--line:#dfe3e8;--badbg:#fdecea;--warnbg:#fdf3e0;
+--goodbg:#e8f5ec}
 @media(prefers-color-scheme:dark){
-:root{--card:#1a1d20;--line:#2b3036;--badbg:#3a1614;--warnbg:#33270f;--goodbg:#10301c}}
+:root{--page:#121416;--card:#1a1d20;--line:#2b3036;--badbg:#3a1614;--warnbg:#33270f;--goodbg:#10301c}}
 *{box-sizing:border-box}
-body{margin:0 auto;padding:0 24px 48px;max-width:1240px;font:14px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
-h1{font-size:20px;margin:20px 0 2px}
-h1 small{font-weight:400;font-size:15px;opacity:.7}
+body{margin:0 auto;padding:0 24px 48px;max-width:1240px;font:14px/1.5 system-ui,sans-serif;overflow-wrap:anywhere;
+background:var(--page)}
+h1{font-size:20px;margin:20px 0 0}
+.where,footer{color:GrayText;font-size:13px;margin:0}
+footer{border-top:1px solid var(--line);margin-top:28px;padding-top:8px}
+footer code{font:12px ui-monospace,monospace}
 body .ckpt{font:inherit}
 body .ckpt h2,body .ckpt h3{display:inline;font-size:16px;margin:0;line-height:2}
-body .ckpt section>h2{display:block}
+body .ckpt section>h2,body .ckpt .said>h2{display:block}
 body .ckpt h3{font-size:14px;font-weight:600}
 body .ckpt section,body .ckpt>details{margin-top:18px}
+body .ckpt [id]{scroll-margin-top:52px}
 body .ckpt.ckpt.ckpt td{white-space:pre-wrap}
 body .ckpt.ckpt.ckpt .n,body .ckpt.ckpt.ckpt .k{font:12.5px/1.6 ui-monospace,monospace}
 body .ckpt.ckpt.ckpt .n{white-space:pre}
 body .ckpt.ckpt.ckpt pre,body .ckpt code{font:12.5px/1.5 ui-monospace,monospace}
+body .ckpt nav{position:sticky;top:0;z-index:1;background:var(--page);border-bottom:1px solid var(--line);
+margin:8px 0 0;padding:8px 0;display:flex;gap:16px;overflow-x:auto;white-space:nowrap}
+body .ckpt a{color:inherit}
 body .ckpt .band{border-left:6px solid var(--ckpt-rule);border-radius:6px;padding:12px 18px;margin:12px 0;
 background:var(--card)}
-body .ckpt .band b{display:block;font-size:18px}
+body .ckpt .band>b{display:block;font-size:18px}
+body .ckpt .band .dim{font-size:13px}
 body .ckpt .band.is-bad{background:var(--badbg);border-color:var(--ckpt-bad)}
 body .ckpt .band.is-warn{background:var(--warnbg);border-color:var(--ckpt-warn)}
 body .ckpt .band.is-good{background:var(--goodbg);border-color:var(--ckpt-good)}
+body .ckpt .next{margin-top:8px}
 body .ckpt .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:10px}
 body .ckpt .tile{background:var(--card);border:1px solid var(--line);border-radius:6px;padding:8px 12px}
 body .ckpt .tile span,body .ckpt .tile i{display:block;font-size:12px;font-style:normal;color:var(--ckpt-dim)}
 body .ckpt .tile b{font-size:18px;font-weight:600}
-body .ckpt nav{margin:14px 0 0}
-body .ckpt nav a{margin-right:14px}
-body .ckpt a{color:inherit}
-body .ckpt .two{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,480px),1fr));gap:0 28px}
-body .ckpt .cause{border:1px solid var(--line);border-radius:6px;padding:8px 14px;margin:8px 0}
+body .ckpt .two{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:0 28px}
+body .ckpt .cause{background:var(--page);border:1px solid var(--line);border-radius:6px;padding:8px 14px;margin:8px 0}
 body .ckpt .cause a{font:600 12px ui-monospace,monospace;margin-right:8px}
 body .ckpt .cause .do{margin-top:2px}
 body .ckpt .code{margin:10px 0 16px;max-width:100ch}
 body .ckpt .code .step{padding-left:4ch;text-indent:-2ch}
-body .ckpt .ckpt-picture{margin:0 0 12px}
-body .ckpt svg{max-width:100%;height:auto}
+body .ckpt .ckpt-picture{margin:0 0 12px;max-width:600px}
+body .ckpt svg{width:100%;height:auto}
 @media(max-width:640px){
 body{padding:0 12px 32px}
+body .ckpt .band{padding:10px}
+body .ckpt .band .ckpt-picture{margin:8px -4px 0}
 body .ckpt.ckpt.ckpt table,body .ckpt.ckpt.ckpt tbody,body .ckpt.ckpt.ckpt tr,body .ckpt.ckpt.ckpt td{display:block;
 margin-left:0;width:auto;min-width:0;text-align:left;white-space:pre-wrap}
 body .ckpt.ckpt.ckpt thead{position:absolute;clip-path:inset(50%);height:1px;width:1px;overflow:hidden}
@@ -315,9 +333,10 @@ body .ckpt.ckpt.ckpt td[data-t]::before{content:attr(data-t) " ";color:var(--ckp
 }
 @media print{
 @page{margin:12mm}
+:root{color-scheme:light}
 body{margin:0;padding:0;max-width:none;font-size:9pt}
 body .ckpt h2,body .ckpt summary{break-after:avoid}
-body .ckpt tr,body .ckpt svg,body .ckpt .cause:not(:has(details)),body .ckpt .tile{break-inside:avoid}
+body .ckpt tr,body .ckpt .ckpt-picture,body .ckpt .cause:not(:has(details)),body .ckpt .tile{break-inside:avoid}
 body .ckpt .wide,body .ckpt pre{overflow:visible}
 body .ckpt.ckpt.ckpt table{margin-left:0;font-size:7pt}
 body .ckpt.ckpt.ckpt thead{display:table-header-group}
@@ -326,38 +345,52 @@ body .ckpt.ckpt.ckpt .n,body .ckpt.ckpt.ckpt .k{font-size:7pt}
 body .ckpt.ckpt.ckpt .w{min-width:12ch}
 body .ckpt.ckpt.ckpt pre{white-space:pre-wrap;margin-left:0;font-size:7pt}
 body .ckpt nav{display:none}
-body .ckpt .band,body .ckpt .tile{print-color-adjust:exact}
-summary{list-style:none}
-summary::-webkit-details-marker{display:none}
-details::details-content{content-visibility:visible;block-size:auto}
+body .ckpt,body .ckpt *{print-color-adjust:exact}
 }
 """
 """Style of a document: prose in a proportional font, names and numbers in a monospaced one; below 640 pixels, rows of
-tables become cards. In print, folds are open, table heads are repeated, and wide tables wrap."""
+tables become cards. In print, folds stay as they are, table heads are repeated, and wide tables wrap."""
 
 
 SCRIPT_STYLE = """
-.ckpt th[tabindex]{cursor:pointer}
+.ckpt th[tabindex],.ckpt rect[role]{cursor:pointer}
 .ckpt th[aria-sort=ascending]::after{content:" \\25b2"}
 .ckpt th[aria-sort=descending]::after{content:" \\25bc"}
 .ckpt .find{display:block;margin:4px 0 2px 16px;font:inherit}
 .ckpt tr.lit,.ckpt .cause.lit{outline:2px solid}
-.ckpt rect.lit{stroke:currentColor;stroke-width:3}
+.ckpt rect.lit,.ckpt rect[aria-pressed=true]{stroke:CanvasText;stroke-width:3}
+.ckpt .off:not(rect){display:none}
+.ckpt rect.off{opacity:.3}
+.ckpt .pin{font:inherit;font-weight:600;padding:2px 10px;border-radius:6px;border:2px solid;cursor:pointer;
+background:var(--page);color:inherit;position:sticky;left:0}
 @media print{.ckpt .find{display:none}}
 """
 """Further style of a document with a script."""
 
 
-def document(title: str, head: str, page: str, answers: Mapping[str, str], beside: str = "", script: str = "") -> str:
-    """Make a whole HTML document from plain texts (title, heading, a text beside it) and the HTML of its page.
+SHORT_TITLE = 59
+"""Most characters of a document's title, so that a browser's tab and a list of bookmarks show it whole."""
+
+
+def short_title(name: str, words: str) -> str:
+    """Make the title of a document of a name, cut in the middle, and of words, cut at the end."""
+    shown = clip_middle(printable(name), max(SHORT_TITLE // 2, SHORT_TITLE - len(words) - 2))
+    return f"{shown}: {clip(printable(words), SHORT_TITLE - len(shown) - 2)}"
+
+
+def document(
+    title: str, head: str, page: str, answers: Mapping[str, str], below: str = "", script: str = "", made: str = ""
+) -> str:
+    """Make a whole HTML document from plain texts (title, heading, a text below it) and the HTML of its page.
 
     `answers` maps names of commands to their JSON objects; each gets an element with that id. The policy allows only
-    `script`, ASCII from ckptools, by its SHA-256.
+    `script`, ASCII from ckptools, by its SHA-256. `made` is HTML that says how the document was made (`how_made`).
     """
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"{POLICY}; script-src 'sha256-{digest}'" if script else POLICY
     style, runs = (DOCUMENT_STYLE + SCRIPT_STYLE, f"<script>{script}</script>\n") if script else (DOCUMENT_STYLE, "")
-    beside = f' <small class="dim">{safe(beside)}</small>' if beside else ""
+    below = f'<p class="where">{safe(below, MAX_LINE)}</p>\n' if below else ""
+    foot = f"<footer>{made}</footer>\n" if made else ""
     data = "".join(
         f'<script type="application/json" id="{name}">\n{_quoted(json)}\n</script>\n' for name, json in answers.items()
     )
@@ -365,10 +398,31 @@ def document(title: str, head: str, page: str, answers: Mapping[str, str], besid
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width">\n'
-        f"<title>{safe(title, 200)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        f"<h1>{safe(head)}{beside}</h1>\n{page}\n{data}{runs}</body>\n</html>\n"
+        f"<title>{safe(title, SHORT_TITLE)}</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n"
+        f"<h1>{safe(clip_middle(printable(head), SHORT_TITLE))}</h1>\n{below}{page}\n</main>\n{foot}{data}{runs}"
+        "</body>\n</html>\n"
     )
     return html.encode("ascii", "xmlcharrefreplace").decode("ascii")
+
+
+def how_made(command: str, *facts: str) -> str:
+    """Say in a line of HTML how a document was made: the command, ckptools' version, facts, and its home page.
+
+    The home page is the one that the metadata of the installed package names, if it names one.
+    """
+    parts = [f"made by <code>{safe(command)}</code>", safe(f"ckptools {__version__}"), *map(safe, facts)]
+    home = _home_page()
+    return " · ".join([*parts, *([f'<a href="{escape(home)}" rel="noreferrer">{safe(home)}</a>'] if home else [])])
+
+
+def _home_page() -> str:
+    """Find the home page in the metadata of the package (core metadata, `Project-URL: Homepage, https://…`)."""
+    try:
+        urls = metadata("ckptools").get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return ""
+    found = (url.strip() for name, _, url in (one.partition(",") for one in urls) if name.lower() == "homepage")
+    return next((url for url in found if url.startswith("https://")), "")
 
 
 def _quoted(json: str) -> str:
@@ -485,12 +539,15 @@ TABLES: dict[type | None, Callable[[Page, str, Sequence[Any], bool], None]] = {
 def values_html(values: Mapping[Any, Any]) -> str:
     """Render a mapping of a checkpoint's tree: a row for each key, with its value, dtype and size."""
     page = Page("dict(...) of this")
-    value_tree(page, plural(len(values), "key"), values, opened=True)
+    value_tree(page, plural(len(values), "key"), values, opened=len(values) <= MOST_OPEN)
     return page.html()
 
 
 BRANCHES: dict[type, Callable[[Any], Mapping[Any, Any]]] = {}
 """Functions that turn a value of a class into a mapping, to unfold it."""
+
+MOST_OPEN = 24
+"""A mapping with more keys is folded."""
 
 DEPTH = 6
 """Most folds inside each other."""

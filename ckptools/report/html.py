@@ -5,23 +5,21 @@ All its text comes from the functions that make lines and cells for the terminal
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from ckptools._version import __version__
 from ckptools.consolidate import output_place
 from ckptools.contents.text import TreeForm, tree_text
 from ckptools.contents.tree import keys_of
 from ckptools.display.drawing import Picture
-from ckptools.display.html import Limits, Page, document, safe
-from ckptools.display.next_command import after_verify
-from ckptools.display.record_json import answer_json
+from ckptools.display.html import Limits, Page, document, how_made, safe, short_title
+from ckptools.display.next_command import after_verify, quoted
+from ckptools.display.record_json import answer_json, to_json
 from ckptools.display.screen import MARKS, PIPE, Screen
-from ckptools.display.tables import verdict_lines, wrapped
+from ckptools.display.tables import Column, verdict_lines, wrapped
 from ckptools.doctor.answers import Diagnosis
 from ckptools.dtypes import short
 from ckptools.errors import UsageError
@@ -47,14 +45,15 @@ from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.records import grouped
 from ckptools.model.verdict import Verdict
 from ckptools.pictures.heat_map import heat_map, rms_cells
-from ckptools.pictures.rank_map import bytes_by_section, rank_map
+from ckptools.pictures.rank_map import State, bytes_by_section, rank_cells, rank_map
 from ckptools.pictures.tensor_layout import tensor_layout
 from ckptools.pictures.value_bars import norm_bars
+from ckptools.report.file_sizes import file_sizes
 from ckptools.stats.figures import statistics
 from ckptools.stats.passes import parts_of
 from ckptools.stats.record import Statistics, Stats, fill_rows, fill_suspects
 from ckptools.tensor_io.fetch_ahead import begin_stage
-from ckptools.text import count, few, moment, moment_utc, period, plural, size
+from ckptools.text import count, few, moment, period, plural, runs_of, size
 from ckptools.training_state.sections import sections_of_kind
 from ckptools.verify import record as verification
 from ckptools.verify.record import Check, Result, Verification
@@ -67,12 +66,24 @@ MOST = 3
 """At most this many incidents on the first screen."""
 
 
-def verdict_band(page: Page, verdict: Verdict, below: Sequence[str], commands: Sequence[str]) -> None:
-    """Add the verdict in its colour, lines below it, and the commands to type next."""
+def verdict_band(
+    page: Page,
+    verdict: Verdict,
+    below: Sequence[str],
+    commands: Sequence[str],
+    causes: str = "",
+    picture: Picture | None = None,
+) -> None:
+    """Add the verdict in its colour; below it the causes (HTML), commands to type next and lines, beside a picture."""
     mark = MARKS[verdict.level]
-    lines = "".join(f"<div>{safe(line)}</div>" for line in below)
+    remark = f"<div>{safe(verdict.remark)}</div>" if verdict.remark else ""
     following = "".join(f"<div>next: <code>{safe(command)}</code></div>" for command in commands)
-    page.drawing(f'<div class="band is-{mark}"><b class="{mark}">{safe(verdict.headline)}</b>{lines}{following}</div>')
+    lines = "".join(f'<div class="dim">{safe(line)}</div>' for line in below)
+    said = f'<div class="said">{causes}<div class="next">{following}{lines}</div></div>'
+    page.drawing(
+        f'<div class="band is-{mark}"><b class="{mark}">{safe(verdict.headline)}</b>{remark}'
+        f'<div class="two">{said}{picture.html() if picture else ""}</div></div>'
+    )
 
 
 def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
@@ -97,21 +108,22 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
     yield "format", first, more
     if report.saved:
         day, _, time = moment(report.saved[0]).partition(" ")
-        yield "saved", time, day if report.saved[0] == report.saved[1] else period(*report.saved)
+        lasted = moment(report.saved[0]) != moment(report.saved[1])
+        yield "saved", time, period(*report.saved) if lasted else day
     else:
         yield "saved", "-", "no file times"
 
 
-def incident_list(page: Page, problems: Sequence[Problem]) -> None:
-    """Add the worst incidents, the consequences of missing files, and further incidents, folded."""
+def incident_list(page: Page, problems: Sequence[Problem]) -> str:
+    """Render the worst incidents, the consequences of missing files, and further incidents, folded."""
     incidents, following = incidents_of(causes_of(problems)), consequences_of(problems)
     shown, others = incidents[:MOST], incidents[MOST:]
     made = "".join(map(_incident, shown)) + _following(problems, following)
     if others:
         rest = "".join(map(_incident, others))
         made += f"<details><summary>{plural(len(others), 'more problem')}</summary>{rest}</details>"
-    title = page.heading(f"causes: {len(shown)} of {len(incidents)}" if incidents else "no problem was found")
-    page.drawing(f"<section>{title}{made}</section>")
+    counted = f"causes: {len(shown)} of {len(incidents)}" if incidents else "no problem was found"
+    return page.heading(counted, "causes" if incidents else "problems") + made
 
 
 def _incident(one: Incident) -> str:
@@ -134,12 +146,12 @@ def _following(problems: Sequence[Problem], following: Sequence[Consequence]) ->
     made = ""
     for one in following:
         named = [p for p in dict.fromkeys(problems) if p.code == one.code][:FIRST]
-        lines = "<br>".join(safe(" ".join(filter(None, (p.tensor, p.message)))) for p in named)
+        lines = "".join(f"<div>{safe(' '.join(filter(None, (p.tensor, p.message))))}</div>" for p in named)
         left = one.problems - len(named)
-        more = f"<br>{left:,} more are in the JSON of this page" if left > 0 else ""
+        more = f"{left:,} more are in the JSON of this page" if left > 0 else ""
         title = f"{one.text} ({' and '.join(one.causes)})"
         made += f"<details><summary>{safe(title)}</summary><code>{lines}</code>{more}</details>"
-    return f'<div class="cause">{made}</div>' if made else ""
+    return f'<div class="cause follows">{made}</div>' if made else ""
 
 
 def _explained(one: Explanation) -> str:
@@ -172,7 +184,7 @@ SCRIPT = Path(__file__).with_name("page.js")
 
 
 class PageContents(NamedTuple):
-    """Contents of the page: a checkpoint with all ranks read, its records, and the time in seconds since 1970."""
+    """Contents of the page: a checkpoint with all ranks read, its records, and further options of the command."""
 
     checkpoint: Checkpoint
     report: Report
@@ -180,7 +192,7 @@ class PageContents(NamedTuple):
     deep: bool
     values: bool
     statistics: Statistics[Stats] | None
-    made: float
+    options: tuple[str, ...] = ()
 
 
 SUFFIXES = (".html", ".htm")
@@ -206,11 +218,12 @@ def write_report(
 ) -> PageContents:
     """Write the report on a checkpoint to a file, which appears whole or not at all; `how` are options of `verify`.
 
-    An `interactive` page has a script: it sorts and filters tables, and marks everything about one rank or key.
+    An `interactive` page has a script: it sorts and filters tables, marks everything about one rank or key, and shows
+    only what is about a rank that the reader pins.
     """
     check_place(Path(out), force, checkpoint)
     found = findings(checkpoint, **how)
-    write_text(Path(out), report_page(found, interactive), force)
+    write_text(Path(out), report_page(found, interactive, Path(out).name), force)
     return found
 
 
@@ -225,24 +238,33 @@ def findings(checkpoint: Checkpoint, *, deep: bool = False, values: bool = False
         parts = parts_of(checkpoint, EVERYTHING)
         begin_stage(how.get("progress"), "statistics", sum(part.nbytes for part in parts))
         figures = statistics(checkpoint.path, parts, False, how.get("jobs"), how.get("progress"))
-    return PageContents(checkpoint, inspect_report(checkpoint), verified, deep, values, figures, time.time())
+    ignored = ["--ignore", ",".join(how["ignore"])] if how.get("ignore") else []
+    manifest = ["--manifest", str(how["manifest"])] if how.get("manifest") else []
+    options = (*["--deep"] * deep, *["--values"] * values, *manifest, *ignored)
+    return PageContents(checkpoint, inspect_report(checkpoint), verified, deep, values, figures, options)
 
 
-def report_page(found: PageContents, interactive: bool = False) -> str:
-    """Render the report on a checkpoint as one document that includes the JSON of `inspect` and `verify`."""
+def report_page(found: PageContents, interactive: bool = False, out: str = "report.html") -> str:
+    """Render the report on a checkpoint as one document that includes the JSON of `inspect` and `verify`.
+
+    `out` is the name of the page in the command that makes it again.
+    """
     report, problems = found.report, list(all_problems(found))
     page = Page(lambda title: _command(report, title), LIMITS, headed=True)
-    _first_screen(page, found, problems)
     contents = len(page.blocks)
+    cells = rank_cells(found.checkpoint, found.verification.problems)
+    _first_screen(page, found, problems)
     if found.statistics is not None and found.statistics.suspects:
         with page.folded("worth a look", opened=True):
             fill_suspects(page, found.statistics.suspects)
-    drawn = "".join(picture.html() for picture in pictures_of(found))
+    states = {cell.rank: cell.state for cell in cells if cell.rank is not None}
+    drawn = "".join(picture.html() for picture in pictures_of(found, states))
     if drawn:
         page.drawing(f'<section>{page.heading("pictures")}<div class="two">{drawn}</div></section>')
     _checks(page, found)
     page.table("what it is", FACT_COLUMNS, list(facts(report)), opened=True)
     page.table("sections", SECTION_COLUMNS, section_cells(report.sections), opened=True)
+    _sizes(page, found.checkpoint)
     _training(page, report)
     _keys(page, found.checkpoint)
     if found.statistics is not None:
@@ -253,13 +275,26 @@ def report_page(found: PageContents, interactive: bool = False) -> str:
     if kinds:
         rows = "".join(_explained(explanation(kind.code)) for kind in kinds)
         page.drawing(f"<details open><summary>{page.heading('what the codes mean')}</summary>{rows}</details>")
-    page.line(f"{verification.summary(found.verification)}; ckptools {__version__}, {moment_utc(found.made)}", "dim")
+    page.line(verification.summary(found.verification), "dim")
     links = "".join(f'<a href="#{name}">{safe(title)}</a>' for name, title in page.headings.items())
-    page.blocks.insert(contents, f"<nav>{links}</nav>")
+    page.blocks.insert(contents, f'<nav aria-label="contents">{links}</nav>')
     answers = {"inspect": report_json(report), "verify": verification.verification_json(found.verification)}
-    headline = f"{report.name}: {outcome_lines(found)[0]}"
+    if interactive:
+        listed = [problem for check in found.verification.checks for problem in check.problems]
+        ranks = [", ".join(chain.from_iterable(runs_of(problem.all_ranks))) for problem in listed]
+        answers["ranks"] = to_json({"of_problems": ranks})
     script = SCRIPT.read_text() if interactive else ""
-    return document(headline, report.name, page.html(), answers, f"in {report.folder} · {report.saved_as}", script)
+    options = (*found.options, *["--interactive"] * interactive)
+    saved = [f"checkpoint saved {moment(report.saved[1])}"] if report.saved else []
+    return document(
+        short_title(report.name, outcome_lines(found)[0]),
+        report.name,
+        page.html(),
+        answers,
+        f"{found.checkpoint.path} · {report.saved_as}",
+        script,
+        how_made(f"ckptools report {report.arguments or 'FILES'} -o {quoted([out, *options])}", *saved),
+    )
 
 
 def _command(report: Report, title: str) -> str:
@@ -269,14 +304,16 @@ def _command(report: Report, title: str) -> str:
     return f"ckptools stats {files} --limit 0" if valued else f"ckptools inspect {files}"
 
 
-def unreadable_page(found: Diagnosis, why: str, made: float) -> str:
+def unreadable_page(found: Diagnosis, why: str, out: str = "report.html") -> str:
     """Render the report on a path that cannot be opened: the error in one line, and the answers of `doctor`."""
     page = Page("")
     page.drawing(f'<div class="band is-bad"><b class="bad">cannot be opened: {safe(why)}</b></div>')
-    page.line(f"ckptools {__version__}, {moment_utc(made)}; what doctor says of it:", "dim")
+    page.line("what doctor says of it:", "dim")
     found._fill(page)
     answers = {"doctor": answer_json("doctor", found)}
-    return document(f"cannot be opened: {found.path}", str(found.path), page.html(), answers)
+    name, command = Path(found.path).name or str(found.path), f"ckptools report {quoted([str(found.path), '-o', out])}"
+    title = short_title(name, "cannot be opened")
+    return document(title, name, page.html(), answers, str(found.path), made=how_made(command))
 
 
 def outcome_lines(found: PageContents, screen: Screen = PIPE) -> list[str]:
@@ -287,25 +324,19 @@ def outcome_lines(found: PageContents, screen: Screen = PIPE) -> list[str]:
 
 def _first_screen(page: Page, found: PageContents, problems: Sequence[Problem]) -> None:
     report, verified = found.report, found.verification
-    below = [verified.verdict.remark] if verified.verdict.remark else []
-    below.append(counted_checks(verified.checks))
+    below = [counted_checks(verified.checks)]
     for result in ("partly", "not judged"):
         names = [check.name for check in verified.checks if check.result == result]
         below += [f"{result}: {', '.join(names)}"] if names else []
     commands = after_verify(report.arguments, report.next, verified.ok, found.deep and found.values, problems)
-    verdict_band(page, verified.verdict, below, commands)
+    several = len(found.checkpoint.files) > 1
+    picture = rank_map(found.checkpoint, verified.problems) if several else None
+    verdict_band(page, verified.verdict, below, commands, incident_list(page, problems), picture)
     made = "".join(
         f'<div class="tile"><span>{safe(name)}</span><b>{safe(value)}</b><i>{safe(more)}</i></div>'
         for name, value, more in tiles(report)
     )
     page.drawing(f'<div class="tiles">{made}</div>')
-    page.drawing('<div class="two">')
-    incident_list(page, problems)
-    if len(found.checkpoint.files) > 1:
-        page.drawing(
-            f"<section>{page.heading('ranks')}{rank_map(found.checkpoint, verified.problems).html()}</section>"
-        )
-    page.drawing("</div>")
 
 
 def counted_checks(checks: Sequence[Check]) -> str:
@@ -319,11 +350,12 @@ def counted_checks(checks: Sequence[Check]) -> str:
 def _checks(page: Page, found: PageContents) -> None:
     """Add a table of the checks that failed or warned, then the others, folded."""
     rows = dict(zip(found.verification.checks, verification.check_rows(found.verification.checks), strict=True))
+    other = ""
     for wrong in (True, False):
         own = {check: cells for check, cells in rows.items() if (check.result in ("FAIL", "warn")) is wrong}
         if own:
-            title = counted_checks(list(own)) if wrong else counted_checks(list(own)).removeprefix("checks: ")
-            page.table(title, verification.COLUMNS, list(own.values()), opened=wrong)
+            page.table(other + counted_checks(list(own)), verification.COLUMNS, list(own.values()), opened=wrong)
+            other = "other "
 
 
 def all_problems(found: PageContents) -> Iterator[Problem]:
@@ -334,6 +366,42 @@ def all_problems(found: PageContents) -> Iterator[Problem]:
     for problem in found.report.problems:
         if problem not in known and (problem.severity == "note" or problem.code not in codes):
             yield problem
+
+
+MAX_FILES = 200
+"""At most this many files have a row in the table of files."""
+
+FILE_COLUMNS = (
+    Column("rank", "number"), Column("file", "name"), Column("status", "verdict"), Column("size", "number"),
+    Column("bytes", "number"), Column("of tensors", "number"), Column("overhead", "number"),
+)  # fmt: skip
+SIZE_COLUMNS = (Column("what"), Column("bytes", "number"), Column("size", "number"))
+
+
+def _sizes(page: Page, checkpoint: Checkpoint) -> None:
+    """Add a table whose lines add up to the size of the files, and a row for each file."""
+    found = file_sizes(checkpoint)
+    if found is None:
+        page.line("the bytes of tensors in compressed files are not known, so sizes are not added up here", "dim")
+        own = {}
+    else:
+        lines = [
+            (
+                f"= {line.name}" if line.total else line.name,
+                f"{line.nbytes:,}",
+                f"{'-' if line.nbytes < 0 else ''}{size(abs(line.nbytes))}",
+            )
+            for line in found.lines
+        ]
+        page.table(f"sizes: {found.words}", SIZE_COLUMNS, lines, opened=True)
+        own = {one.file.path: one for one in found.files}
+    rows = []
+    for file in checkpoint.files[:MAX_FILES]:
+        one = own.get(file.path)
+        parts = (f"{one.tensors:,}", f"{one.overhead:,}") if one else ("-", "-")
+        rank = "-" if file.rank is None else str(file.rank)
+        rows.append((rank, file.path.name, file.status, size(file.nbytes), f"{file.nbytes:,}", *parts))
+    page.table(f"files: {len(checkpoint.files)}", FILE_COLUMNS, rows, len(checkpoint.files))
 
 
 def _training(page: Page, report: Report) -> None:
@@ -356,8 +424,11 @@ def _keys(page: Page, checkpoint: Checkpoint) -> None:
     page.lines(tree_text(keys_of(checkpoint, Selection(section="model")), TreeForm(limit=MAX_TREE)).splitlines())
 
 
-def pictures_of(found: PageContents) -> Iterator[Picture]:
-    """Draw bytes by section, statistics, and the layout of the largest tensor of each kind of sharding."""
+def pictures_of(found: PageContents, states: Mapping[int, State]) -> Iterator[Picture]:
+    """Draw bytes by section, statistics, and the layout of the largest tensor of each kind of sharding.
+
+    `states` of ranks colour the layouts as they colour the map of ranks.
+    """
     checkpoint, figures = found.checkpoint, found.statistics
     if any(section.size.tensors for section in found.report.sections):
         yield bytes_by_section(checkpoint)
@@ -365,7 +436,7 @@ def pictures_of(found: PageContents) -> Iterator[Picture]:
         yield heat_map(f"rms of weights of {checkpoint.name}", cells)
         yield norm_bars(f"l2 norms of tensors of {checkpoint.name}", figures)
     for entry in islice(_largest(checkpoint), MAX_LAYOUTS):
-        yield tensor_layout(entry.value, entry.name)
+        yield tensor_layout(entry.value, entry.name, states=states)
 
 
 def _largest(checkpoint: Checkpoint) -> Iterator[Entry]:

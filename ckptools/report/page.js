@@ -1,4 +1,5 @@
-// Sorts and filters the tables of a report, and highlights everything about the rank or key under pointer or focus.
+// Sorts and filters the tables of a report, highlights everything about the rank or key under pointer or focus, and
+// shows only one rank: the one whose cell in the map is clicked.
 "use strict";
 (() => {
   const UNITS = {KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, k: 1e3, M: 1e6, T: 1e12};
@@ -67,29 +68,40 @@
     return found;
   }
 
-  const about = new Map();
-  const of = new Map();
+  const elementsAbout = new Map();
+  const subjectsOf = new Map();
   function note(element, found) {
-    of.set(element, found);
+    subjectsOf.set(element, found);
     for (const subject of found) {
-      if (!about.has(subject)) about.set(subject, []);
-      about.get(subject).push(element);
+      if (!elementsAbout.has(subject)) elementsAbout.set(subject, []);
+      elementsAbout.get(subject).push(element);
     }
   }
-  for (const shape of document.querySelectorAll(".ckpt svg rect")) {
-    const title = shape.querySelector("title");
-    if (title) note(shape, subjects(title.textContent, title.textContent.split(": ")[0]));
-  }
+  const titleOf = (shape) => shape.querySelector("title").textContent;
+  for (const shape of document.querySelectorAll(".ckpt svg rect:has(title)"))
+    note(shape, subjects(titleOf(shape), titleOf(shape).split(": ")[0]));
   for (const row of document.querySelectorAll(".ckpt tbody tr")) {
     const key = row.querySelector(".k");
-    note(row, subjects(row.textContent, key && key.textContent));
+    const rank = row.querySelector("[data-t=rank]");
+    note(row, subjects(row.textContent + (rank ? " rank " + rank.textContent : ""), key && key.textContent));
   }
-  for (const cause of document.querySelectorAll(".ckpt .cause")) note(cause, subjects(cause.textContent, ""));
+  for (const cause of document.querySelectorAll(".ckpt .cause:not(.follows), .ckpt .follows code div"))
+    note(cause, subjects(cause.textContent, ""));
+
+  // Files of ranks and problems, and the ranks that each problem is about, as the JSON of the page has them.
+  const told = (name) => JSON.parse(document.getElementById(name).textContent);
+  const files = told("inspect").ranks;
+  const problems = told("verify").checks.flatMap((check) => check.problems);
+  const about = told("ranks").of_problems.map((ranks, n) => subjects(`ranks ${ranks}; ${problems[n].message}`, ""));
+  for (const code of document.querySelectorAll(".ckpt .code")) {
+    const ranks = problems.flatMap((problem, n) => (problem.code === code.id ? [...about[n]] : []));
+    note(code, new Set(ranks));
+  }
 
   let lit = [];
   function mark(at) {
     for (const element of lit) element.classList.remove("lit");
-    lit = at && of.has(at) ? [...of.get(at)].flatMap((subject) => about.get(subject)) : [];
+    lit = at && subjectsOf.has(at) ? [...subjectsOf.get(at)].flatMap((subject) => elementsAbout.get(subject)) : [];
     for (const element of lit) element.classList.add("lit");
   }
   for (const name of ["pointerover", "focusin"])
@@ -97,12 +109,13 @@
 
   // Tab focuses one element of a map, layout or table; arrows move on from there, in a map also up and down.
   function members(group) {
-    return [...group.querySelectorAll("rect, tr")].filter((one) => of.has(one) && !one.hidden);
+    return [...group.querySelectorAll("rect, tr")]
+      .filter((one) => subjectsOf.has(one) && !one.hidden && !one.matches("tr.off"));
   }
   function tabTo(group) {
     members(group).forEach((one, n) => { one.tabIndex = n ? -1 : 0; });
   }
-  for (const cause of document.querySelectorAll(".ckpt .cause")) cause.tabIndex = 0;
+  for (const cause of document.querySelectorAll(".ckpt .cause:not(.follows)")) cause.tabIndex = 0;
   for (const group of document.querySelectorAll(".ckpt svg, .ckpt tbody")) {
     tabTo(group);
     group.addEventListener("keydown", (event) => {
@@ -117,6 +130,75 @@
         event.preventDefault();
         all[n].focus();
       }
+    });
+  }
+
+  // A click on the cell of a rank, or Enter, pins it: all that is not about it goes away until the same again or Escape.
+  const MOST = 200;
+  const page = document.querySelector(".ckpt");
+  const nav = page.querySelector("nav");
+  const map = page.querySelector(".band svg");
+  const cells = map ? [...map.querySelectorAll("rect:has(title)")].filter((one) => /^rank \d+:/.test(titleOf(one))) : [];
+  let pinned = "";
+
+  function made(tag, text, into) {
+    const element = document.createElement(tag);
+    element.textContent = text;
+    into.append(element);
+    return element;
+  }
+  const undo = made("button", "", nav);
+  undo.className = "pin";
+  undo.hidden = true;
+  nav.prepend(undo);
+  const panel = document.createElement("section");
+  page.querySelector(".band").after(panel);
+
+  function tell(rank) {
+    panel.replaceChildren();
+    if (!rank) return;
+    made("h2", titleOf(cells.find((cell) => cell.matches("[aria-pressed=true]"))).split(";")[0], panel);
+    for (const file of files.filter((one) => String(one.rank) === rank))
+      made("div", `${file.file}: ${file.status}, ${file.bytes.toLocaleString("en")} B`, panel);
+    const own = problems.filter((_, n) => about[n].has("rank " + rank));
+    made("h3", own.length ? "problems: " + own.length : "no problem names it", panel);
+    for (const one of own.slice(0, MOST))
+      made("div", [one.code, one.tensor, one.message].filter(Boolean).join(" "), panel);
+    if (own.length > MOST) made("div", `${own.length - MOST} more are in the JSON of this page`, panel);
+  }
+
+  function pin(subject) {
+    pinned = subject === pinned ? "" : subject;
+    const kept = new Set(elementsAbout.get(pinned) || []);
+    const other = (element) => [...subjectsOf.get(element)].some((one) => one.startsWith("rank ")) && !kept.has(element);
+    for (const element of subjectsOf.keys()) element.classList.toggle("off", pinned !== "" && other(element));
+    for (const part of page.querySelectorAll(":scope > *, .ckpt-picture, .follows")) {
+      const stays = [nav, panel].includes(part) || part.matches("style, .band");
+      part.classList.toggle("off", pinned !== "" && !stays && ![...kept].some((one) => part.contains(one)));
+    }
+    for (const link of nav.querySelectorAll("a"))
+      link.classList.toggle("off", pinned !== "" && document.querySelector(link.hash).closest(".off") !== null);
+    for (const cell of cells) cell.setAttribute("aria-pressed", kept.has(cell));
+    for (const body of page.querySelectorAll("tbody")) tabTo(body);
+    undo.hidden = !pinned;
+    undo.textContent = `only ${pinned}; Esc shows all`;
+    tell(pinned.slice(5));
+  }
+
+  undo.addEventListener("click", () => pin(pinned));
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && pinned) pin(pinned);
+  });
+  if (map) map.setAttribute("role", "group");
+  for (const cell of cells) {
+    cell.setAttribute("role", "button");
+    cell.setAttribute("aria-label", titleOf(cell));
+    cell.setAttribute("aria-pressed", "false");
+    cell.addEventListener("click", () => pin(titleOf(cell).split(":")[0]));
+    cell.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== " ") return;
+      event.preventDefault();
+      pin(titleOf(cell).split(":")[0]);
     });
   }
 })();

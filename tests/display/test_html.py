@@ -25,9 +25,9 @@ from tests.truth import FIXTURES, WHOLE
 
 OBJECTS = FIXTURES / "foreign-objects" / "objects.pt"
 
-ALLOWED = {"div", "style", "details", "summary", "table", "thead", "tbody", "tr", "th", "td", "pre", "br"}
+ALLOWED = {"div", "style", "details", "summary", "table", "thead", "tbody", "tr", "th", "td", "pre", "br", "wbr"}
 DRAWN = {"svg", "title", "desc", "rect", "text", "g", "path", "defs", "pattern", "line", "tspan"}
-VOID = {"br", "meta"}
+VOID = {"br", "meta", "wbr"}
 
 
 class Reader(HTMLParser):

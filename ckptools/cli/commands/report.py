@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,7 +64,7 @@ def report(
         else:
             found = write_report(checkpoint, out, force=force, interactive=interactive, **how)
     if out == STDOUT:
-        show(report_page(found, interactive).rstrip("\n"))
+        show(report_page(found, interactive, out).rstrip("\n"))
         remark("\n".join(outcome_lines(found, screen(sys.stderr))))
     else:
         lines = [*outcome_lines(found, screen()), f"wrote {printable(out)}"]
@@ -81,7 +80,7 @@ def _reported(error: ReadError, paths: Sequence[str], out: str, force: bool, ope
     from ckptools.report.html import unreadable_page
 
     try:
-        page = unreadable_page(examined(paths, **vars(opening)), str(error), time.time())
+        page = unreadable_page(examined(paths, **vars(opening)), str(error), Path(out).name)
     except CkptoolsError:
         return error  # the path does not exist, or options contradict each other
     if out == STDOUT:
