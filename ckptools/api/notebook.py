@@ -22,6 +22,9 @@ from ckptools.contents.text import (
     stream_lines,
     tensor_facts,
 )
+from ckptools.diff.record import TensorDifference
+from ckptools.diff.text import TENSOR_COLUMNS as TENSOR_COLUMNS_OF_DIFF
+from ckptools.diff.text import difference_cells
 from ckptools.display.html import (
     BRANCHES,
     DICTS,
@@ -298,6 +301,7 @@ html_of.register(Shown, shown_html)
 html_of.register(Consolidated, consolidation_html)
 
 # Registered here, so that the command line does not import code that makes HTML.
+FORMS[TensorDifference] = RecordForm("tensor", TENSOR_COLUMNS_OF_DIFF, difference_cells)
 FORMS[CheckpointRow] = RecordForm("checkpoint", COLUMNS, cells_of)
 TABLES[verification.Check] = lambda page, title, rows, opened: page.table(
     title or plural(len(rows), "check"), verification.COLUMNS, verification.check_rows(rows), opened=opened

@@ -265,10 +265,11 @@ def _tensor_table(
     first = first and any(row.first is not None for row in rows)
     detailed = detailed and any(row.detail or _renamed(row) for row in rows)
     shown = [True, several] + [measured] * 3 + [first] * 2 + [detailed]
-    return list(compress(TENSOR_COLUMNS, shown)), [list(compress(_tensor_cells(row), shown)) for row in rows]
+    return list(compress(TENSOR_COLUMNS, shown)), [list(compress(difference_cells(row), shown)) for row in rows]
 
 
-def _tensor_cells(row: TensorDifference) -> list[str]:
+def difference_cells(row: TensorDifference) -> list[str]:
+    """Make the cells of a tensor in the columns of `TENSOR_COLUMNS`."""
     measures = [_number(row.change, ".1e"), _number(row.max, ".1e"), _number(row.cosine, ".6f")]
     valued = row.value_a is not None or row.value_b is not None
     first = [
