@@ -10,8 +10,11 @@ from typing import Any
 
 import nbformat
 import pytest
+import torch
 
 import ckptools
+from ckptools.display.drawing import DIVERGING
+from ckptools.display.html import values_html
 from tests.api.test_notebook import FILE, HELD
 from tests.display.made import HOSTILE, broken_run7, checkpoint, hostile, plain
 from tests.display.test_html import ALLOWED, DRAWN
@@ -68,6 +71,44 @@ def test_no_table_is_wider_than_the_page(tmp_path, width):
     assert (found["beyond"], found["wide"] <= found["page"]) == (0, True)
     assert width < 1400 or found["scrolled"] == 0
     assert set(found["names"]) <= MADE and found["handlers"] == 0
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory) -> tuple[Path, Path]:
+    """Two steps of a model whose names have 60 characters."""
+    folder, generator = tmp_path_factory.mktemp("deep"), torch.Generator().manual_seed(0)
+    roles = ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj", "post_attention_layernorm")
+    names = [f"base_model.model.model.layers.{n}.{role}.base_layer.weight" for n in range(12) for role in roles]
+    for step in (1000, 2000):
+        model = {name: torch.randn(64, 64, generator=generator) / 50 for name in names}
+        adam = {name: torch.rand(64, 64, generator=generator) for name in names}
+        state = {n: {"step": torch.tensor(float(step)), "exp_avg": m, "exp_avg_sq": m} for n, m in adam.items()}
+        groups = [{"lr": 1e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "params": names}]
+        optimizer = {"state": state, "param_groups": groups}
+        torch.save({"model": model, "optimizer": optimizer, "step": step}, folder / f"checkpoint-{step}.pt")
+    return folder / "checkpoint-1000.pt", folder / "checkpoint-2000.pt"
+
+
+@needs_browser
+def test_at_1000_pixels_no_column_of_a_table_is_out_of_sight(tmp_path, deep):
+    ck, found = ckptools.open(deep[1]), ckptools.diff(*deep, values=True)
+    things = (ck, ck.verify(values=True), ck.stats(), ck.moments(), ck.records(), ck.records().rows, ck.model,
+              found, found.tensors, found.values, ckptools.match(ck, deep[0]))  # fmt: skip
+    looked = looked_at("".join(thing._repr_html_() for thing in things), tmp_path, 1000)
+    assert (looked["scrolled"], looked["beyond"], looked["wide"] <= looked["page"]) == (0, 0, True)
+
+
+def test_a_long_list_of_keys_is_folded_and_a_short_one_is_open(deep):
+    model = ckptools.open(deep[1]).model
+    assert len(model) == 48 and "<details><summary>48 keys" in model._repr_html_()
+    assert "<details open><summary>2 keys" in values_html(dict(list(model.items())[:2]))
+
+
+def test_a_healthy_heat_map_has_a_tone_that_its_legend_explains(deep):
+    picture = ckptools.open(deep[1]).plot.heat()
+    cells = set(re.findall(r'fill="(#\w+)" class="rim"><title>', picture.svg))
+    middle = DIVERGING[len(DIVERGING) // 2]
+    assert cells == {middle} and int(middle[5:7], 16) - int(middle[1:3], 16) > 50 and "median of the row" in picture.svg
 
 
 @needs_browser

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from math import isclose
 
@@ -15,7 +16,8 @@ from ckptools.display.drawing import WIDTH, Rect, hatch_lines
 from ckptools.model.regions import Box, chunk
 from ckptools.model.shards import Shard
 from ckptools.model.tensor import Tensor
-from ckptools.pictures.tensor_layout import ACROSS, GRID, STRIP, _line_length, box_rects, tensor_layout
+from ckptools.pictures.rank_map import STATES
+from ckptools.pictures.tensor_layout import ABSENT, ACROSS, GRID, HERE, STRIP, _line_length, box_rects, tensor_layout
 from tests.display.made import plain, sharded, source
 from tests.display.pictures.svg import hovers, shown
 from tests.truth import FIXTURES
@@ -123,6 +125,19 @@ def test_a_tensor_of_256_shards_is_drawn_in_runs_of_ranks_that_are_here_or_not()
     picture = tensor_layout(tensor((4096, 3), strip(4096, 256), absent={*range(200)}))
     assert [hover.partition(":")[0] for hover in hovers(picture)][-2:] == ["ranks 0..199", "ranks 200..255"]
     assert "ranks 0..199 missing" in shown(picture) and len(picture.svg) < 10_000 and len(picture.text) < 1000
+
+
+def test_a_piece_has_the_colour_and_the_words_that_its_rank_has_in_the_map_of_ranks():
+    states = {0: "fine", 1: "missing", 2: "step", 3: "cut", 4: "values"}
+    picture = tensor_layout(tensor((12, 3), strip(12, 6), absent={1, 3, 5}), states=states)
+    kinds = {whose: kind for kind, whose in re.findall(r'class="([\w ]+)"><title>(rank \d):', picture.svg)}
+    assert kinds["rank 1"] == kinds["rank 5"] == STATES["missing"].kind and kinds["rank 0"] == kinds["rank 4"] == "sky"
+    assert (kinds["rank 2"], kinds["rank 3"]) == (STATES["step"].kind, STATES["cut"].kind)
+    legend = shown(picture).split("\n")
+    assert [words for words in legend if words in {key.means for key in (*STATES.values(), HERE, ABSENT)}] == [
+        "here", "other step or save", "cut, damaged or unreadable", "missing", "in no file that was read"
+    ]  # fmt: skip
+    assert {"1 M", "2 S", "3 C", "4"} <= set(legend)
 
 
 def test_pieces_of_a_flattened_parameter_are_all_there():
