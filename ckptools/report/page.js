@@ -189,7 +189,10 @@
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && pinned) pin(pinned);
   });
-  if (map) map.setAttribute("role", "group");
+  if (map) {
+    map.setAttribute("role", "group");
+    made("div", "click a rank, or press Enter on it, to see only what is about it", map.parentNode);
+  }
   for (const cell of cells) {
     cell.setAttribute("role", "button");
     cell.setAttribute("aria-label", titleOf(cell));
