@@ -363,7 +363,7 @@ SCRIPT_STYLE = """
 .ckpt rect.off{opacity:.3}
 .ckpt .pin{font:inherit;font-weight:600;padding:2px 10px;border-radius:6px;border:2px solid;cursor:pointer;
 background:var(--page);color:inherit;position:sticky;left:0}
-@media print{.ckpt .find{display:none}}
+@media print{.ckpt .find,.ckpt .hint{display:none}}
 """
 """Further style of a document with a script."""
 

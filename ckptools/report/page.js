@@ -191,7 +191,8 @@
   });
   if (map) {
     map.setAttribute("role", "group");
-    made("div", "click a rank, or press Enter on it, to see only what is about it", map.parentNode);
+    const hint = made("div", "click a rank, or press Enter on it, to see only what is about it", map.parentNode);
+    hint.className = "dim hint";
   }
   for (const cell of cells) {
     cell.setAttribute("role", "button");
