@@ -39,6 +39,7 @@ def open(
     ranks: str | None = None,
     names: NamesFrom | None = None,
     salvage: bool = False,
+    step: int | None = None,
 ) -> Checkpoint:
     """Open a checkpoint: read its structure, but no tensor values, and run no code that the file names.
 
@@ -58,20 +59,29 @@ def open(
         names: source of names for the parameters of an optimizer that is keyed by number: a checkpoint that keeps the
             module's order, a JSON list in the optimizer's order, such a list itself, or the `nn.Module`.
         salvage: read a truncated `.pt` as far as possible; the rest is a gap, and the checkpoint is not whole.
+        step: if `path` is the folder of a run, open the checkpoint of this step; a path that is one checkpoint must be
+            of this step.
 
     Raises:
         ReadError: the file cannot be read in the format that it claims to have.
         UnknownFormatError: no format recognises the path.
-        UsageError: the folder holds several checkpoints; or `names` are given that nothing needs.
+        UsageError: the folder holds several checkpoints and no `step` was given, or not exactly one of them is of this
+            step; or `names` are given that nothing needs.
         RefusedError: `names` do not fit the optimizer.
     """
     given = locals()  # only the arguments so far
     from ckptools.formats.open import open_checkpoint
     from ckptools.formats.shards_of_other_ranks import with_other_ranks
 
+    del given["step"]
     if read_file is None:
         del given["read_file"]
-    return with_other_ranks(open_checkpoint(**given))
+    if step is None:
+        return with_other_ranks(open_checkpoint(**given))
+    from ckptools.ls.one_of_run import check_step, paths_of_step
+
+    given["path"] = paths_of_step(path, step, **{name: value for name, value in given.items() if name != "path"})
+    return with_other_ranks(check_step(open_checkpoint(**given), step))
 
 
 @in_python
@@ -206,6 +216,7 @@ def doctor(
     ranks: str | None = None,
     names: NamesFrom | None = None,
     salvage: bool = False,
+    step: int | None = None,
 ) -> Diagnosis:
     """Say whether a checkpoint is whole, the newest of its run, loadable and in step; propose the next commands.
 

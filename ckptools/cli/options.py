@@ -98,7 +98,13 @@ class OpeningOptions:
         metavar="FROM",
     )
     salvage: bool = option(False, "Read a .pt that is cut short up to the cut; what is behind it is a gap.")
+    step: int | None = option(None, "Of the folder of a run, the checkpoint of this step.", metavar="N")
     jobs: int | None = option(None, "Threads, and processes that open many rank files.", flag="--jobs -j")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `open_checkpoint`, which is given the path of the chosen step."""
+        return {name: value for name, value in vars(self).items() if name != "step"}
 
 
 @dataclass(frozen=True)
@@ -107,13 +113,16 @@ class RunOptions(OpeningOptions):
 
     ranks: str | None = option(None, "The names of one checkpoint's rank files.", hidden=True)
     only_this_file: bool = option(False, "One file of one checkpoint.", hidden=True)
+    step: int | None = option(None, "The step of one checkpoint.", hidden=True)
 
     def of_run(self, command: str) -> dict[str, Any]:
         """Return the arguments to open each checkpoint of a run, refusing options for a single checkpoint."""
-        for word, given in (("--ranks", self.ranks is not None), ("--only-this-file", self.only_this_file)):
+        of_one = {"--ranks": self.ranks is not None, "--only-this-file": self.only_this_file}
+        of_one["--step"] = self.step is not None
+        for word, given in of_one.items():
             if given:
                 raise UsageError(None, f"{word} goes with one checkpoint; {command} looks for those of a run by itself")
-        return {name: value for name, value in vars(self).items() if name not in ("ranks", "only_this_file")}
+        return {name: value for name, value in self.arguments.items() if name not in ("ranks", "only_this_file")}
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------

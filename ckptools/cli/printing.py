@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from ckptools.cli.progress import Progress
@@ -159,8 +160,14 @@ def opened(
 ) -> Checkpoint:
     """Open a checkpoint as `open_checkpoint` does, showing progress; `read` replaces the inert reader.
 
-    Of a run's folder it opens the newest whole checkpoint, and says so.
+    Of a run's folder it opens the checkpoint of the given step, or else the newest whole one, and says so.
     """
+    if how.step is not None:
+        from ckptools.ls.one_of_run import check_step, paths_of_step
+
+        with Progress(stage="looking into the run", noun="checkpoint") as progress:
+            chosen = paths_of_step(paths, how.step, progress.item, **how.arguments)
+        return check_step(_opened(chosen, how, all_ranks, read, every_item), how.step)
     try:
         return _opened(paths, how, all_ranks, read, every_item)
     except SeveralError:
@@ -182,7 +189,8 @@ def _newest_whole(paths: Sequence[str], how: OpeningOptions) -> str | None:
 
     if len(paths) != 1 or how.ranks is not None or how.only_this_file or how.salvage:
         return None
-    options = {name: value for name, value in vars(how).items() if name not in ("ranks", "only_this_file", "salvage")}
+    single = ("ranks", "only_this_file", "salvage")
+    options = {name: value for name, value in how.arguments.items() if name not in single}
     with Progress(stage="looking into the run", noun="checkpoint") as progress:
         run = checkpoints_in(paths[0], on_found=progress.item, **options)
     steps = [row.step for row in run.rows]
@@ -198,7 +206,7 @@ def _newest_whole(paths: Sequence[str], how: OpeningOptions) -> str | None:
 
 
 def _opened(
-    paths: Sequence[str], how: OpeningOptions, all_ranks: bool, read: Reader | None, every_item: bool
+    paths: Sequence[str | Path], how: OpeningOptions, all_ranks: bool, read: Reader | None, every_item: bool
 ) -> Checkpoint:
     from ckptools.formats.open import open_checkpoint
     from ckptools.training_state import modules
@@ -207,7 +215,12 @@ def _opened(
         reader = read or modules.read_file
         try:
             found = open_checkpoint(
-                paths, all_ranks=all_ranks, read_file=reader, on_file=progress.item, every_item=every_item, **vars(how)
+                paths,
+                all_ranks=all_ranks,
+                read_file=reader,
+                on_file=progress.item,
+                every_item=every_item,
+                **how.arguments,
             )
         except ReadError as error:
             if error.kind == "unfinished" and error.path is not None:
@@ -220,7 +233,7 @@ def _opened(
             from ckptools.display.next_command import quoted
 
             # Other ranks' files may be undamaged, and an earlier checkpoint whole.
-            around = f"what else is here: ckptools doctor {quoted(paths)}"
+            around = f"what else is here: ckptools doctor {quoted(list(map(str, paths)))}"
             raise ReadError(
                 error.path, f"{error.reason}; copy it again, unless its save died; {around}", error.kind
             ) from error
@@ -290,8 +303,13 @@ def answered_in_json(wanted: bool, schema: str, verdict: str, paths: Sequence[st
         if wanted:
             from ckptools.display.record_json import to_json
 
-            answer = False if error.exit_code == CkptoolsError.exit_code else None
-            judged = {verdict: answer} if verdict else {}
-            what = {"schema": schema, "path": " ".join(paths)}
-            show(to_json({**what, **judged, "error": str(error), "exit_code": error.exit_code}, indent=1))
+            show(to_json(error_object(schema, verdict, paths, error), indent=1))
         raise
+
+
+def error_object(schema: str, verdict: str, paths: Sequence[str], error: CkptoolsError) -> dict[str, Any]:
+    """Make the JSON object of a path that cannot be opened; the arguments are those of `answered_in_json`."""
+    answer = False if error.exit_code == CkptoolsError.exit_code else None
+    judged = {verdict: answer} if verdict else {}
+    what = {"schema": schema, "path": " ".join(paths)}
+    return {**what, **judged, "error": str(error), "exit_code": error.exit_code}

@@ -29,6 +29,7 @@ from ckptools.files.opening import check_path, content_of, head_at, location, pa
 from ckptools.formats.open import open_checkpoint
 from ckptools.formats.rank_search.rank_names import parse
 from ckptools.ls.folder_around import folder_around, of_run
+from ckptools.ls.one_of_run import check_step, paths_of_step
 from ckptools.ls.record import RunFolder
 from ckptools.ls.rows import UNORDERED, checkpoints_in, is_wrong, step_or_name
 from ckptools.match.run import match
@@ -51,6 +52,7 @@ def examined(
     on_found: Callable[[Path], None] | None = None,
     deep: bool = False,
     progress: Progress | None = None,
+    step: int | None = None,
     **how: Any,
 ) -> Diagnosis:
     """Answer the questions about a checkpoint, a run folder or an unreadable file; this is `ckptools.doctor`."""
@@ -58,7 +60,9 @@ def examined(
     if not isinstance(path, Iterable):
         check_path(path)
     paths = [path] if isinstance(path, (str, Path)) else list(path)
-    made = _Examination([location(one) for one in paths], to, how, on_found, deep, progress)
+    if step is not None:
+        paths = list(paths_of_step(paths, step, on_found, **how))
+    made = _Examination([location(one) for one in paths], to, how, on_found, deep, progress, step)
     findings = list(made.findings())
     return Diagnosis(
         path=made.path,
@@ -81,6 +85,7 @@ class _Examination:
     on_found: Callable[[Path], None] | None
     deep: bool
     progress: Progress | None
+    step: int | None
     commands: list[str] = field(default_factory=list)
     checkpoint: Checkpoint | None = None
     error: CkptoolsError | None = None
@@ -118,6 +123,8 @@ class _Examination:
         what: Any = self.paths if len(self.paths) > 1 else self.path
         try:
             self.checkpoint = open_checkpoint(what, all_ranks=True, **self.how)
+            if self.step is not None:
+                check_step(self.checkpoint, self.step)
         except SeveralError:
             self._open_newest()
         except CkptoolsError as error:

@@ -82,3 +82,106 @@ def test_one_rank_file_is_not_taken_for_whole_where_other_steps_have_more(folder
     (folder / "ep0-ba6-rank1.pt").unlink()
     assert "step 4, ep0-ba4-rank0.pt" in run("inspect", folder).stderr
     assert "not proven whole: one rank file; another checkpoint has 2 ranks" in run("ls", folder, "--json").stdout
+
+
+# -- the checkpoint of a step --------------------------------------------------------------------------------------
+
+
+def refused(folder: Path, step: int, *options: object) -> str:
+    done = run("inspect", folder, "--step", step, *options)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    "words", [["inspect"], ["verify"], ["tree"], ["stats"], ["show", "step"], ["doctor"]], ids=lambda words: words[0]
+)
+def test_the_checkpoint_of_a_step_is_opened(folder, words):
+    done = run(words[0], folder, *words[1:], "--step", 2, "--json")
+    assert json.loads(done.stdout)["path"] == str(folder / "ep0-ba2-rank0.pt")
+    assert "newest whole" not in done.stderr
+
+
+def test_the_checkpoint_of_a_step_is_consolidated_and_compared_and_opened_in_a_shell(folder, tmp_path):
+    out = tmp_path / "out.pt"
+    assert run("consolidate", folder, "--step", 2, "-o", out, "--only", "model").exit_code == 0
+    assert torch.load(out)["w"].tolist() == [2.0] * 3
+    assert json.loads(run("diff", folder, folder, "--step", 4, "--json").stdout)["a"]["step"] == 4
+    assert run("match", folder, "--step", 4, "--to", out).exit_code == 0
+    assert "step 2" in run("shell", folder, "--step", 2, "-c", "ck").stdout
+
+
+def test_a_step_opens_a_broken_checkpoint_too_and_names_what_is_wrong(folder):
+    done = run("inspect", folder, "--step", 6)
+    assert done.exit_code == 1 and "NOT WHOLE: rank 1 cut short or damaged" in done.stdout
+
+
+def test_a_step_opens_what_a_tracker_does_not_name(folder):
+    (folder / "last_checkpoint").write_text("ep0-ba4-rank0.pt")
+    assert "ep0-ba4-rank0.pt" in run("inspect", folder, "--json").stdout
+    assert json.loads(run("inspect", folder, "--step", 2, "--json").stdout)["path"].endswith("ep0-ba2-rank0.pt")
+
+
+def test_a_step_that_is_not_there_is_refused_with_the_steps_that_are(folder):
+    assert refused(folder, 5) == f"error: {folder}: none of 3 checkpoints is of step 5: there are 2, 4, 6\n"
+
+
+def test_two_checkpoints_of_a_step_are_named(folder):
+    for rank in range(2):
+        shutil.copy(folder / f"ep0-ba4-rank{rank}.pt", folder / f"critic-ep0-ba4-rank{rank}.pt")
+    said = refused(folder, 4)
+    assert "2 checkpoints are of step 4: " in said and "critic-ep0-ba4-rank0.pt" in said and "name the one" in said
+
+
+def test_a_name_that_contradicts_the_contents_is_not_taken_for_the_step(folder):
+    for rank in range(2):
+        (folder / f"ep0-ba2-rank{rank}.pt").rename(folder / f"ep0-ba5-rank{rank}.pt")
+    assert "ep0-ba5-rank0.pt has it in its name, and states step 2" in refused(folder, 5)
+
+
+def test_an_unreadable_checkpoint_of_a_step_is_opened_and_its_error_told(folder):
+    for rank in range(2):
+        os.truncate(folder / f"ep0-ba6-rank{rank}.pt", 500)
+    done = run("inspect", folder, "--step", 6)
+    assert done.exit_code == 3 and "ep0-ba6-rank0.pt: is cut short" in done.stderr
+
+
+def test_a_path_of_one_checkpoint_must_be_of_the_step(folder):
+    file = folder / "ep0-ba4-rank1.pt"
+    assert run("inspect", file, "--step", 4).exit_code == 0
+    assert refused(file, 6) == f"error: {file}: is of step 4, not of step 6\n"
+
+
+def test_a_folder_that_is_one_checkpoint_must_be_of_the_step(folder):
+    for step in (2, 6):
+        for rank in range(2):
+            (folder / f"ep0-ba{step}-rank{rank}.pt").unlink()
+    assert run("inspect", folder, "--step", 4).exit_code == 0
+    assert "is of step 4, not of step 2" in refused(folder, 2)
+
+
+def test_a_checkpoint_without_a_step_is_of_none(tmp_path):
+    torch.save({"model": {"w": torch.ones(3)}}, tmp_path / "model.pt")
+    assert "states no step, so that nothing proves that it is of step 3" in refused(tmp_path / "model.pt", 3)
+
+
+def test_an_empty_folder_has_no_step(tmp_path):
+    done = run("inspect", tmp_path, "--step", 3)
+    assert done.exit_code == 3 and "no checkpoint that ckptools knows in this folder" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["ls", "watch"])
+def test_a_command_about_a_whole_run_takes_no_step(folder, command):
+    done = run(command, folder, "--step", 2)
+    assert done.exit_code == 2 and "--step goes with one checkpoint" in done.stderr
+
+
+def test_a_browser_opens_the_step_and_refuses_another(folder):
+    from ckptools.cli.commands.browse import _of_step
+    from ckptools.cli.options import OpeningOptions
+    from ckptools.errors import UsageError
+
+    assert _of_step(str(folder), OpeningOptions(step=2)) == str(folder / "ep0-ba2-rank0.pt")
+    assert _of_step(str(folder), OpeningOptions()) == str(folder)
+    with pytest.raises(UsageError, match="is of step 4, not of step 2"):
+        _of_step(str(folder / "ep0-ba4-rank0.pt"), OpeningOptions(step=2))

@@ -27,7 +27,7 @@ def browse(path: CheckpointPath, other: OtherCheckpoint = None, *, opening: Open
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(None, "browse needs a terminal; ckptools inspect and tree print what it shows")
-    app = _program()(path, other or "", vars(opening))
+    app = _program()(_of_step(path, opening), other or "", opening.arguments)
     sys.setswitchinterval(SWITCH_SECONDS)
     try:
         app.run()
@@ -37,6 +37,20 @@ def browse(path: CheckpointPath, other: OtherCheckpoint = None, *, opening: Open
         raise app.bug
     if app.error is not None:
         raise app.error
+
+
+def _of_step(path: str, opening: OpeningOptions) -> str:
+    """Return the path of the checkpoint of the step that the user wants, or the path itself if no step was given."""
+    if opening.step is None:
+        return path
+    from ckptools.cli.progress import Progress
+    from ckptools.formats.open import open_checkpoint
+    from ckptools.ls.one_of_run import check_step, paths_of_step
+
+    with Progress(stage="looking into the run", noun="checkpoint") as progress:
+        chosen = paths_of_step(path, opening.step, progress.item, **opening.arguments)
+    check_step(open_checkpoint(chosen, **opening.arguments), opening.step)
+    return str(chosen[0])
 
 
 def _program() -> type[Browser]:

@@ -58,7 +58,7 @@ def inspect(
     if report.verdict.level == "bad":
         from ckptools.doctor.way_out import way_out
 
-        report = report._replace(next=str(way_out(checkpoint, vars(opening), checkpoint.problems) or report.next))
+        report = report._replace(next=str(way_out(checkpoint, opening.arguments, checkpoint.problems) or report.next))
     details: tuple[Detail, ...] = ()
     if section is not None:
         from ckptools.inspect.sections import section_details

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptools.cli.options import OpeningOptions
-from ckptools.cli.printing import remark
+from ckptools.cli.printing import opened, remark
 from ckptools.errors import ReadError, RefusedError
 from ckptools.option import option
 
@@ -34,11 +34,11 @@ def shell(
     Without a terminal, code is read from stdin.
     """
     import ckptools.api  # at the prompt, records print themselves
-    from ckptools.formats.open import open_checkpoint
     from ckptools.formats.shards_of_other_ranks import with_other_ranks
 
     # Not `ckptools.open`: what is wrong with the arguments of this command is said in its words.
-    ck = with_other_ranks(open_checkpoint(paths if len(paths) > 1 else paths[0], **vars(opening)))
+    ck = with_other_ranks(opened(paths, opening, all_ranks=False))
+    paths = paths if len(paths) > 1 else [str(ck.path)]
     names = {"__name__": "__console__", "ckptools": ckptools, "ck": ck}
     with plain_tracebacks(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Please use DTensor instead", FutureWarning)

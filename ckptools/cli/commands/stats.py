@@ -47,7 +47,7 @@ def stats(
     Exit code: 0 answered, 1 something is not finite, or zero where it should not be, or could not be read in full, 2
     usage (also a section that is not there, or a filter that no tensor matches), 3 nothing could be read.
     """
-    from ckptools.display.next_command import quoted
+    from ckptools.display.next_command import command_arguments
     from ckptools.stats.passes import elsewhere
 
     special = figures.moments or figures.dead_rows
@@ -65,7 +65,7 @@ def stats(
     show_answer(form, "stats", answer, answer.rows, lambda a, screen: _text(a, screen, rows))
     remark(f"\n{size(found.bytes_read)} of values read in {duration(found.seconds)}, checksums not compared")
     if found.incomplete:
-        remark(f"why not all of it: ckptools verify {quoted(paths)}")
+        remark(f"why not all of it: ckptools verify {command_arguments(checkpoint) or 'FILES'}")
     if not found.tensors:
         remark("; ".join(filter(None, ("nothing that was selected is a tensor", others))))
     if found.incomplete or not found.ok:

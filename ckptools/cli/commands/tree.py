@@ -37,7 +37,7 @@ def tree(
     Exit code: 0 shown, 2 usage (also a section that is not there), 3 unreadable.
     """
     from ckptools.contents.tree import keys_of
-    from ckptools.display.next_command import quoted
+    from ckptools.display.next_command import command_arguments
 
     if depth is not None and depth < 1:
         raise UsageError(None, f"--depth {depth}: the sections are level 1, so that 1 is the least")
@@ -57,5 +57,5 @@ def tree(
     if not keys.rows and not keys.private:
         remark("no key matches")
     if keys.whole is False:
-        remark(f"this checkpoint is not whole: ckptools inspect {quoted(paths)}")
+        remark(f"this checkpoint is not whole: ckptools inspect {command_arguments(checkpoint) or 'FILES'}")
     remark_private(keys.private)

@@ -57,7 +57,7 @@ def verify(
         if form.is_text and found.verdict.level == "bad":
             from ckptools.doctor.way_out import way_out
 
-            following = way_out(checkpoint, vars(opening), found.problems)
+            following = way_out(checkpoint, opening.arguments, found.problems)
             if following is not None:
                 remark(f"\nnext: {following}")
     if not found.ok:
