@@ -207,14 +207,14 @@ def _value_cells(row: ValueRow, section: str = "") -> list[str]:
 SCHEMA = "ckptools/inspect/1"
 
 
-def report_json(report: Report, details: Sequence[Detail] = ()) -> str:
-    """Render the report, and the sections requested in full, as one JSON object."""
+def report_json(report: Report, details: Sequence[Detail] = (), indent: int | None = 1) -> str:
+    """Render the report, and the sections requested in full, as one JSON object, on one line without `indent`."""
     values = JsonValues()
     made = _report(report, values)
     if details:
         made["details"] = [_detail_json(detail, values) for detail in details]
     made["nonfinite"], made["left_out"] = values.nonfinite, values.left_out
-    return to_json(made, indent=1)
+    return to_json(made, indent)
 
 
 def _report(report: Report, values: JsonValues) -> dict[str, Any]:

@@ -209,17 +209,17 @@ def newest_whole(
 ) -> list[CheckpointRow]:
     """Mark the newest whole checkpoint in the rows (newest first), verifying it and all newer ones."""
     most = max((row.ranks for row in rows), default=0)
-    made = [_unproven_if_alone(row, most) for row in rows]
+    made = [unproven_if_alone(row, most) for row in rows]
     for n, row in enumerate(made):
         if row.whole is not False:
-            made[n] = _unproven_if_alone(verify_row(row), most)
+            made[n] = unproven_if_alone(verify_row(row), most)
             if is_proven(made[n]):
                 made[n] = replace(made[n], newest_whole=True)
                 break
     return made
 
 
-def _unproven_if_alone(row: CheckpointRow, most: int) -> CheckpointRow:
+def unproven_if_alone(row: CheckpointRow, most: int) -> CheckpointRow:
     """Take "whole" from the file of one rank, which states no world size, if another checkpoint has `most` ranks."""
     alone = row.whole and row.files == row.ranks == 1 and row.world_size is None
     if not alone or most < 2:

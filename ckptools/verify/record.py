@@ -186,8 +186,8 @@ def summary(found: Verification) -> str:
     return f"{', '.join(parts)}; {read} for checksums and values, {found.seconds:.2f} s"
 
 
-def verification_json(found: Verification) -> str:
-    """Render the record as one JSON object (`ckptools/verify/1`)."""
+def verification_json(found: Verification, indent: int | None = 2) -> str:
+    """Render the record as one JSON object (`ckptools/verify/1`), on one line without `indent`."""
     names = ("code", "severity", "rank", "tensor", "message")
     data = {
         "schema": "ckptools/verify/1",
@@ -203,4 +203,4 @@ def verification_json(found: Verification) -> str:
         "bytes_read": found.bytes_read,
         "seconds": round(found.seconds, 3),
     }
-    return to_json(data, indent=2)
+    return to_json(data, indent)

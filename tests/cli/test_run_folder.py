@@ -12,6 +12,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 from ckptools.cli import app
+from tests.cli.test_json_schemas import problems
 
 
 def run(*arguments: object) -> Result:
@@ -185,3 +186,71 @@ def test_a_browser_opens_the_step_and_refuses_another(folder):
     assert _of_step(str(folder), OpeningOptions()) == str(folder)
     with pytest.raises(UsageError, match="is of step 4, not of step 2"):
         _of_step(str(folder / "ep0-ba4-rank0.pt"), OpeningOptions(step=2))
+
+
+# -- every checkpoint ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_every_checkpoint_has_a_block_in_the_order_of_steps_and_the_worst_is_the_exit_code(folder, command):
+    done = run(command, folder, "--all")
+    blocks = [block.splitlines() for block in done.stdout.split("\n\n")]
+    named = [f"step {step}, ep0-ba{step}-rank0.pt" for step in (2, 4, 6)]
+    assert done.exit_code == 1 and [block[0] for block in blocks[:3]] == named
+    assert blocks[0][1] == blocks[1][1] == "whole: all 2 rank files are here, all read"
+    assert blocks[2][1] == "NOT WHOLE: rank 1 cut short or damaged" and "  rank 1  CK002  " in blocks[2][3]
+    assert blocks[3] == [f"3 checkpoints in {folder}: 2 whole, 1 not whole"]
+
+
+def test_every_checkpoint_that_is_sound_is_exit_code_0(folder):
+    for rank in range(2):
+        (folder / f"ep0-ba6-rank{rank}.pt").unlink()
+    done = run("inspect", folder, "--all")
+    assert done.exit_code == 0 and done.stdout.endswith(f"2 checkpoints in {folder}: 2 whole\n")
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_every_checkpoint_is_a_json_object_on_a_line(folder, command):
+    for rank in range(2):
+        os.truncate(folder / f"ep0-ba6-rank{rank}.pt", 500)
+    done = run(command, folder, "--all", "--json")
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [answer["path"] for answer in answers] == [str(folder / f"ep0-ba{step}-rank0.pt") for step in (2, 4, 6)]
+    assert [problems(command, answer) for answer in answers] == [[], [], []]
+    assert done.exit_code == answers[2]["exit_code"] == 3 and "1 cannot be opened" in done.stderr
+
+
+def test_every_checkpoint_is_verified_as_deep_as_it_is_alone(folder):
+    for rank in range(2):  # both copies alike, so that only their checksums tell
+        damaged = folder / f"ep0-ba4-rank{rank}.pt"
+        content = bytearray(damaged.read_bytes())
+        content[content.index(torch.full((3,), 4.0).numpy().tobytes())] ^= 8
+        damaged.write_bytes(content)
+    assert "2 whole, 1 not whole" in run("verify", folder, "--all").stdout
+    assert "CK004" in run("verify", folder, "--all", "--deep").stdout
+
+
+def test_one_rank_file_is_not_called_whole_among_checkpoints_of_two_ranks(folder):
+    (folder / "ep0-ba2-rank1.pt").unlink()
+    done = run("inspect", folder, "--all")
+    assert "step 2, ep0-ba2-rank0.pt\nnot proven whole: one rank file; another checkpoint has 2 ranks\n" in done.stdout
+    assert "1 not proven whole, 1 whole, 1 not whole" in done.stdout
+    assert json.loads(run("inspect", folder, "--all", "--json").stdout.splitlines()[0])["whole"] is None
+
+
+def test_what_an_interrupted_write_left_is_named_below_every_checkpoint(folder):
+    (folder / "ep0-ba8-rank0.pt.tmp").write_bytes(b"PK")
+    said = run("inspect", folder, "--all").stdout
+    assert "; left over from a write, or still being written: ep0-ba8-rank0.pt.tmp" in said
+
+
+@pytest.mark.parametrize("option", ["--step=2", "--only-this-file", "--section=model", "--table-format=tsv", "another"])
+def test_every_checkpoint_goes_with_no_option_for_one(folder, option):
+    done = run("inspect", folder, "--all", option)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+
+
+def test_every_checkpoint_of_a_file_or_an_empty_folder_is_refused(folder, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert "is a file; the checkpoints around it: " in run("inspect", folder / "ep0-ba2-rank0.pt", "--all").stderr
+    assert run("verify", tmp_path / "empty", "--all").exit_code == 3

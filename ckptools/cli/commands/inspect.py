@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from ckptools.cli.options import OpeningOptions, TableOptions
@@ -13,7 +14,7 @@ from ckptools.option import option
 from ckptools.text import encodable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ckptools.cli.arguments import CheckpointPaths
     from ckptools.formats.options import Reader
@@ -30,6 +31,7 @@ def inspect(
         completed="sections",
     ),
     all_ranks: bool = option(False, "Read the structure of every rank, and compare them."),
+    every: bool = option(False, "Of the folder of a run, every checkpoint, in order of steps.", flag="--all"),
     engine: Literal["inert", "torch"] = option(
         "inert", "inert: names are only names, nothing is run. torch: through torch.load, as a check."
     ),
@@ -44,7 +46,8 @@ def inspect(
     compared; with more, only the rank of PATH is read, unless --all-ranks is given.
 
     Exit code: 0 nothing wrong, 1 not whole or an error found (also one rank's file without the others), 2 usage
-    (also a folder with several checkpoints if steps do not prove which whole one is the newest), 3 unreadable.
+    (also a folder with several checkpoints if steps do not prove which whole one is the newest), 3 unreadable; with
+    --all the highest of all checkpoints.
     """
     from ckptools.inspect.record import inspect_report
 
@@ -52,6 +55,18 @@ def inspect(
         raise UsageError(
             None, "--table-format prints the table of sections; ckptools tree --section prints one in full"
         )
+    if every:
+        from ckptools.cli.every_checkpoint import OneOfRun, every_checkpoint
+        from ckptools.inspect.sections import report_json
+
+        if section is not None or form.table_format is not None or engine != "inert":
+            text = "--all is about several checkpoints: it takes no --section, --table-format or --engine"
+            raise UsageError(None, text)
+        as_json = partial(report_json, indent=None)
+        is_wrong: Callable[[Report], bool] = lambda found: found.verdict.level == "bad"  # noqa: E731
+        one = OneOfRun("inspect", "whole", inspect_report, as_json, is_wrong, all_ranks=all_ranks)
+        every_checkpoint(paths, opening, form.json, one)
+        return
     with answered_in_json(form.json, "ckptools/inspect/1", "whole", paths):
         checkpoint = opened(paths, opening, all_ranks, reader_of(engine, trust))
     report = inspect_report(checkpoint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ckptools.cli.options import CheckOptions, OpeningOptions, TableOptions
@@ -13,11 +14,14 @@ from ckptools.text import plural, printable
 
 if TYPE_CHECKING:
     from ckptools.cli.arguments import CheckpointPaths
+    from ckptools.model.checkpoint import Checkpoint
+    from ckptools.verify.record import Verification
 
 
 def verify(
     paths: CheckpointPaths,
     *,
+    every: bool = option(False, "Of the folder of a run, every checkpoint, in order of steps.", flag="--all"),
     checks: CheckOptions,
     to_fetch: bool = option(
         False, "Print only the names of the files to copy again, for rsync --files-from=-; nothing if there are none."
@@ -30,20 +34,27 @@ def verify(
     Every rank is read. Without options only structure, replicas and counters are read. safetensors have no
     checksums, as the output then says. `ckptools explain CK101` says what a code means, and what to do.
 
-    Exit code: 0 no check failed (warnings may be shown), 1 a check failed, 3 unreadable.
+    Exit code: 0 no check failed (warnings may be shown), 1 a check failed, 3 unreadable; with --all the highest.
     """
     from ckptools.display.next_command import quoted
     from ckptools.verify.files_to_fetch import folder_of
-    from ckptools.verify.record import verification_json
-    from ckptools.verify.run import bytes_to_verify
-    from ckptools.verify.run import verify as check
+    from ckptools.verify.record import summary, verification_json
 
-    if to_fetch and not form.is_text:
+    if to_fetch and (every or not form.is_text):
         raise UsageError(None, "--to-fetch prints names alone; the JSON of verify has them under to_fetch")
+    if every:
+        from ckptools.cli.every_checkpoint import OneOfRun, every_checkpoint
+
+        if form.table_format is not None or checks.manifest is not None:
+            raise UsageError(None, "--all is about several checkpoints: it takes no --table-format and no --manifest")
+        judged = partial(_verified, checks=checks, jobs=opening.jobs)
+        as_json = partial(verification_json, indent=None)
+        one = OneOfRun("verify", "ok", judged, as_json, lambda found: not found.ok, summary)
+        every_checkpoint(paths, opening, form.json, one)
+        return
     with answered_in_json(form.json, "ckptools/verify/1", "ok", paths):
         checkpoint = opened(paths, opening)
-    with Progress(bytes_to_verify(checkpoint, checks.deep, checks.values, checks.manifest)) as progress:
-        found = check(checkpoint, **vars(checks), jobs=opening.jobs, progress=progress)
+    found = _verified(checkpoint, checks, opening.jobs)
     if form.json:
         show(verification_json(found))
     elif to_fetch:
@@ -62,3 +73,12 @@ def verify(
                 remark(f"\nnext: {following}")
     if not found.ok:
         raise SystemExit(1)
+
+
+def _verified(checkpoint: Checkpoint, checks: CheckOptions, jobs: int | None) -> Verification:
+    """Verify a checkpoint, and show progress by the bytes that are read."""
+    from ckptools.verify.run import bytes_to_verify
+    from ckptools.verify.run import verify as check
+
+    with Progress(bytes_to_verify(checkpoint, checks.deep, checks.values, checks.manifest)) as progress:
+        return check(checkpoint, **vars(checks), jobs=jobs, progress=progress)

@@ -1,0 +1,129 @@
+"""`--all`: do for every checkpoint of a run what a command does for one, in the order of their steps."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ckptools.cli.printing import answered_in_json, error_object, opened, remark, screen, show
+from ckptools.cli.progress import Progress
+from ckptools.display.record_json import to_json
+from ckptools.display.screen import painted
+from ckptools.display.tables import incident_lines, verdict_lines, wrapped
+from ckptools.errors import CkptoolsError, UsageError
+from ckptools.ls.record import called
+from ckptools.ls.rows import Listing, unproven_if_alone
+from ckptools.model.incidents import causes_of, consequences_of
+from ckptools.text import encodable, few, plural, printable
+
+if TYPE_CHECKING:
+    from ckptools.cli.options import OpeningOptions
+    from ckptools.inspect.record import Report
+    from ckptools.ls.record import CheckpointRow, RunFolder
+    from ckptools.model.checkpoint import Checkpoint
+    from ckptools.model.verdict import Verdict
+    from ckptools.verify.record import Verification
+
+CANNOT = "cannot be opened"
+
+
+@dataclass(frozen=True)
+class OneOfRun:
+    """What a command does for one checkpoint of a run.
+
+    Attributes:
+        command: its name, which also names the JSON schema.
+        verdict: the key of the JSON object that says whether all is well.
+        judged: makes the record of a checkpoint: a `Report` or a `Verification`.
+        as_json: renders a record as one line.
+        is_wrong: whether the command ends with exit code 1.
+        below: a line below verdict and incidents; "" for none.
+        all_ranks: whether to read every rank.
+    """
+
+    command: str
+    verdict: str
+    judged: Callable[[Checkpoint], Any]
+    as_json: Callable[[Any], str]
+    is_wrong: Callable[[Any], bool]
+    below: Callable[[Any], str] = lambda _: ""
+    all_ranks: bool = True
+
+
+def every_checkpoint(paths: Sequence[str], opening: OpeningOptions, json: bool, one: OneOfRun) -> None:
+    """Print a block, or a JSON object on a line, for each checkpoint of a run, the oldest first, then a summary.
+
+    Raises:
+        SystemExit: with the highest exit code of all checkpoints, if it is not 0.
+        UsageError: several paths were given, or an option for one checkpoint, or the path is not a folder.
+        UnknownFormatError: no checkpoint is in the folder.
+    """
+    schema = f"ckptools/{one.command}/1"
+    with answered_in_json(json, schema, one.verdict, paths):
+        run = _run(paths, opening, one.command)
+    most = max(row.ranks for row in run.rows)
+    codes, counts = [0], Counter[str]()
+    for row in reversed(run.rows):
+        try:
+            record = _in_its_run(one.judged(opened([row.path], opening, one.all_ranks)), row, most)
+        except CkptoolsError as error:
+            codes.append(error.exit_code)
+            counts[CANNOT] += 1
+            if json:
+                show(to_json(error_object(schema, one.verdict, [row.path], error)))
+            else:
+                _show_block(row, wrapped("", printable(f"{CANNOT}: {error}"), screen(), mark="bad"))
+            continue
+        codes.append(int(one.is_wrong(record)))
+        counts[_counted(record.verdict)] += 1
+        if json:
+            show(one.as_json(record))
+        else:
+            lines = incident_lines(causes_of(record.problems), consequences_of(record.problems), screen())
+            below = one.below(record)
+            more = wrapped("", below, screen(), mark="dim") if below else []
+            _show_block(row, [*verdict_lines(record.verdict, screen()), *lines, *more])
+    (remark if json else show)(encodable(_summary(run, counts), sys.stdout.encoding))
+    if max(codes):
+        raise SystemExit(max(codes))
+
+
+def _run(paths: Sequence[str], opening: OpeningOptions, command: str) -> RunFolder:
+    from ckptools.cli.options import RunOptions
+    from ckptools.files.opening import location
+
+    if len(paths) != 1:
+        raise UsageError(None, f"--all goes with the folder of a run, and {plural(len(paths), 'path')} were given")
+    how = RunOptions(**vars(opening)).of_run(f"{command} --all")
+    with Progress(stage="looking into the run", noun="checkpoint") as progress:
+        return Listing(location(paths[0]), on_found=progress.item, how=how, judge=lambda row: row).look()
+
+
+def _in_its_run(record: Report | Verification, row: CheckpointRow, most: int) -> Report | Verification:
+    """Take "whole" from the file of one rank, whose run has a checkpoint of `most` ranks."""
+    alone = unproven_if_alone(replace(row, whole=record.verdict.whole), most)
+    if alone.whole is record.verdict.whole:
+        return record
+    verdict = replace(record.verdict, whole=None, extent=alone.verdict)
+    return record._replace(verdict=verdict) if isinstance(record, tuple) else replace(record, verdict=verdict)
+
+
+def _counted(verdict: Verdict) -> str:
+    if verdict.whole is False:
+        return "not whole"
+    return ("whole" if verdict.whole else "not proven whole") + (" but with errors" if verdict.level == "bad" else "")
+
+
+def _show_block(row: CheckpointRow, lines: Sequence[str]) -> None:
+    heading = painted(called(row), "heading", screen().color)
+    show(encodable("\n".join([heading, *lines, ""]), sys.stdout.encoding))
+
+
+def _summary(run: RunFolder, counts: Counter[str]) -> str:
+    found = ", ".join(f"{count} {words}" for words, count in counts.items())
+    left = [f"left over from a write, or still being written: {few([one.name for one in run.left_over])}"]
+    parts = [f"{plural(run.checkpoints, 'checkpoint')} in {run.path}: {found}", *(left if run.left_over else [])]
+    return printable("; ".join([*parts, *run.notes]))
