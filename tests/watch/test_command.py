@@ -147,6 +147,44 @@ def test_a_folder_that_is_not_there_is_code_3(tmp_path):
     assert (done.returncode, done.stdout, done.stderr.count("error:")) == (3, "", 1)
 
 
+@pytest.mark.slow
+def test_a_folder_that_is_not_there_yet_is_waited_for_and_said_once(tmp_path):
+    later = tmp_path / "later"
+    with watching(later, "--settle", "0") as watch:
+        assert watch.process.stderr is not None
+        assert watch.process.stderr.readline() == f"waits for {later}, which is not there yet; Ctrl-C ends\n"
+        time.sleep(0.5)  # several looks
+        save(later, 2)
+        assert watch.next()["event"] in ("proven", "being written")
+        watch.process.send_signal(signal.SIGINT)
+        assert watch.process.wait(timeout=60) == 0
+        assert "waits for" not in watch.process.stderr.read()
+
+
+@pytest.mark.slow
+def test_an_interrupt_while_the_folder_is_waited_for_is_code_0(tmp_path):
+    with watching(tmp_path / "never") as watch:
+        assert watch.process.stderr is not None and watch.process.stderr.readline().startswith("waits for ")
+        watch.process.send_signal(signal.SIGINT)
+        assert watch.process.wait(timeout=60) == 0
+        assert watch.process.stderr.read() == "" and not (tmp_path / "never").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["at first", "later"])
+def test_a_path_that_is_a_file_is_an_error_and_not_waited_for(tmp_path, when):
+    path = tmp_path / "run.pt"
+    if when == "at first":
+        path.touch()
+    with watching(path) as watch:
+        assert watch.process.stderr is not None
+        if when == "later":
+            assert watch.process.stderr.readline().startswith("waits for ")
+            path.touch()
+        assert watch.process.wait(timeout=60) == 2
+        assert "is a file; the checkpoints around it" in watch.process.stderr.read()
+
+
 def test_one_object_needs_once(run):
     done = subprocess.run(command(run, "--json"), capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and "--once" in done.stderr

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from ckptools.cli.options import EventOptions, RunOptions
 from ckptools.cli.printing import answered_in_json, remark, say, show_answer
 from ckptools.errors import UsageError
-from ckptools.text import encodable
+from ckptools.files.opening import reading
+from ckptools.text import encodable, printable
 from ckptools.watch.run import WatchOptions
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ def watch(folder: RunFolderPath, how: WatchOptions, *, form: EventOptions, openi
     """Verify each new checkpoint of a run, and report problems.
 
     Prints a line for each event. Verified checkpoints are remembered by size, time and digest of their files, and not
-    read again unless they change. Nothing is deleted without --delete, and the newest proven checkpoint never.
+    read again unless they change. Nothing is deleted without --delete, and the newest proven checkpoint never. A folder
+    that is not there yet is waited for, unless --once is given.
 
     Exit code: with --once 0 no checkpoint here has a problem, 1 one has, or a tracker names a wrong one; Ctrl-C 0 or 1,
     by whether there was a problem. 2 usage, 3 the folder cannot be listed, 4 another watch of this run is going on.
@@ -61,6 +63,7 @@ def _on(watching: Following, form: EventOptions) -> bool:
     """Print events until an interrupt, or until the reader closes the pipe; return whether one was a problem."""
     wrong = False
     with suppress(KeyboardInterrupt):
+        _wait_for_folder(watching)
         found = _first(watching)
         while True:
             wrong = wrong or any(event.is_problem for event in found.rows)
@@ -76,6 +79,19 @@ def _first(watching: Following) -> Watched:
     if watching.remembers:
         remark(f"remembers what was verified in {watching.watcher.memory.path}")
     return found
+
+
+def _wait_for_folder(watching: Following) -> None:
+    """Return once something exists at the path of the run; say once that it is waited for."""
+    folder, told = watching.watcher.folder, False
+    while True:
+        with reading(folder):
+            if folder.exists():
+                return
+        if not told:
+            remark(f"waits for {printable(str(folder))}, which is not there yet; Ctrl-C ends")
+        told = True
+        _sleep(watching.options.every)
 
 
 def _print(found: Watched, jsonl: bool) -> None:
