@@ -110,6 +110,13 @@ CheckpointPaths = Annotated[
     ),
 ]
 CheckpointPath = Annotated[str, _argument("PATH", "A rank file, a folder, or any checkpoint file.")]
+ReportedPaths = Annotated[
+    list[str],
+    _argument(
+        "PATH...",
+        "A checkpoint, as for inspect; the folder of a run; two checkpoints to compare; or the rank files of one.",
+    ),
+]
 AnyPaths = Annotated[
     list[str],
     _argument("PATH...", "A checkpoint, as for inspect; or the folder of a run, or a file that cannot be opened."),

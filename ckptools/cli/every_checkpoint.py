@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ckptools.cli.printing import answered_in_json, error_object, opened, remark, screen, show
@@ -15,17 +15,15 @@ from ckptools.display.screen import painted
 from ckptools.display.tables import incident_lines, verdict_lines, wrapped
 from ckptools.errors import CkptoolsError, UsageError
 from ckptools.ls.record import called
-from ckptools.ls.rows import Listing, unproven_if_alone
+from ckptools.ls.rows import Listing, verdict_in_run
 from ckptools.model.incidents import causes_of, consequences_of
 from ckptools.text import encodable, few, plural, printable
 
 if TYPE_CHECKING:
     from ckptools.cli.options import OpeningOptions
-    from ckptools.inspect.record import Report
     from ckptools.ls.record import CheckpointRow, RunFolder
     from ckptools.model.checkpoint import Checkpoint
     from ckptools.model.verdict import Verdict
-    from ckptools.verify.record import Verification
 
 CANNOT = "cannot be opened"
 
@@ -40,6 +38,7 @@ class OneOfRun:
         judged: makes the record of a checkpoint: a `Report` or a `Verification`.
         as_json: renders a record as one line.
         is_wrong: whether the command ends with exit code 1.
+        with_verdict: replaces the verdict in a record.
         below: a line below verdict and incidents; "" for none.
         all_ranks: whether to read every rank.
     """
@@ -49,6 +48,7 @@ class OneOfRun:
     judged: Callable[[Checkpoint], Any]
     as_json: Callable[[Any], str]
     is_wrong: Callable[[Any], bool]
+    with_verdict: Callable[[Any, Verdict], Any]
     below: Callable[[Any], str] = lambda _: ""
     all_ranks: bool = True
 
@@ -68,7 +68,7 @@ def every_checkpoint(paths: Sequence[str], opening: OpeningOptions, json: bool, 
     codes, counts = [0], Counter[str]()
     for row in reversed(run.rows):
         try:
-            record = _in_its_run(one.judged(opened([row.path], opening, one.all_ranks)), row, most)
+            record = one.judged(opened([row.path], opening, one.all_ranks))
         except CkptoolsError as error:
             codes.append(error.exit_code)
             counts[CANNOT] += 1
@@ -77,15 +77,17 @@ def every_checkpoint(paths: Sequence[str], opening: OpeningOptions, json: bool, 
             else:
                 _show_block(row, wrapped("", printable(f"{CANNOT}: {error}"), screen(), mark="bad"))
             continue
+        verdict = verdict_in_run(record.verdict, row, most)
+        record = one.with_verdict(record, verdict)
         codes.append(int(one.is_wrong(record)))
-        counts[_counted(record.verdict)] += 1
+        counts[_counted(verdict)] += 1
         if json:
             show(one.as_json(record))
         else:
             lines = incident_lines(causes_of(record.problems), consequences_of(record.problems), screen())
             below = one.below(record)
             more = wrapped("", below, screen(), mark="dim") if below else []
-            _show_block(row, [*verdict_lines(record.verdict, screen()), *lines, *more])
+            _show_block(row, [*verdict_lines(verdict, screen()), *lines, *more])
     (remark if json else show)(encodable(_summary(run, counts), sys.stdout.encoding))
     if max(codes):
         raise SystemExit(max(codes))
@@ -100,15 +102,6 @@ def _run(paths: Sequence[str], opening: OpeningOptions, command: str) -> RunFold
     how = RunOptions(**vars(opening)).of_run(f"{command} --all")
     with Progress(stage="looking into the run", noun="checkpoint") as progress:
         return Listing(location(paths[0]), on_found=progress.item, how=how, judge=lambda row: row).look()
-
-
-def _in_its_run(record: Report | Verification, row: CheckpointRow, most: int) -> Report | Verification:
-    """Take "whole" from the file of one rank, whose run has a checkpoint of `most` ranks."""
-    alone = unproven_if_alone(replace(row, whole=record.verdict.whole), most)
-    if alone.whole is record.verdict.whole:
-        return record
-    verdict = replace(record.verdict, whole=None, extent=alone.verdict)
-    return record._replace(verdict=verdict) if isinstance(record, tuple) else replace(record, verdict=verdict)
 
 
 def _counted(verdict: Verdict) -> str:

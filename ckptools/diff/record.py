@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from ckptools.display.page import PagedRecord, ScreenPage
 from ckptools.keys.pairing import Proof
 from ckptools.model.records import Rows, displayed
 from ckptools.model.regions import Ints
+from ckptools.option import in_python
 from ckptools.text import clip_middle, few
 
 if TYPE_CHECKING:
@@ -241,6 +243,20 @@ class Difference(PagedRecord):
         from ckptools.pictures.plots import DifferencePlots
 
         return DifferencePlots(self)
+
+    @in_python
+    def report(self, out: str | Path, *, force: bool = False) -> Path:
+        """Write a page of HTML that shows what differs; `force` overwrites the file.
+
+        Raises:
+            OutputExistsError: the file exists.
+            UsageError: the name does not end in `.html`, or its folder does not exist.
+            WriteError: the file cannot be written.
+        """
+        from ckptools.report.difference import write_difference_report
+
+        write_difference_report(self, out, force=force)
+        return Path(out)
 
     def _fill(self, page: ScreenPage) -> None:
         from ckptools.diff.text import fill_difference

@@ -1,4 +1,4 @@
-"""Choose the checkpoint of one step, if a path is the folder of a run."""
+"""Is a path the folder of a run, and which checkpoint of it is of one step?"""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from ckptools.errors import UnknownFormatError, UsageError
+from ckptools.errors import CkptoolsError, SeveralError, UnknownFormatError, UsageError
 from ckptools.files.opening import location, reading
+from ckptools.formats.open import open_checkpoint
 from ckptools.formats.shared.several_checkpoints import names
 from ckptools.ls.record import CheckpointRow
 from ckptools.ls.rows import Listing, OnFound
+from ckptools.ls.search import in_one_below
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.option import spelled
 from ckptools.text import few, plural
@@ -70,6 +72,33 @@ def paths_of_step(
 def _named(row: CheckpointRow) -> int | None:
     """The step in the name of a checkpoint whose contents state another one."""
     return None if row.step_agrees else step_in(PurePath(row.name).name)
+
+
+def is_run(path: str | Path, on_found: OnFound | None = None, **how: Any) -> bool:
+    """Whether a path is the folder of a run: it holds several checkpoints, and is not one itself.
+
+    Args:
+        path: the path that the user gave.
+        on_found: called with the path of each checkpoint once it is opened.
+        how: options of `open_checkpoint`.
+    """
+    folder = location(path)
+    with reading(folder):
+        if not folder.is_dir():
+            return False
+    options = {name: how[name] for name in OF_A_SEARCH if name in how}
+    try:
+        opened = open_checkpoint(folder, **options)
+        if opened.path == folder and not in_one_below(folder, opened):
+            return False
+    except SeveralError:
+        return True
+    except CkptoolsError:
+        pass  # its checkpoints may be broken, or a tracker name none of them
+    try:
+        return Listing(folder, on_found=on_found, how=options, judge=lambda row: row).look().checkpoints > 1
+    except UnknownFormatError:
+        return False
 
 
 def check_step(checkpoint: Checkpoint, step: int) -> Checkpoint:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +15,7 @@ from ckptools.formats.shared.several_checkpoints import By
 from ckptools.model.problems import Severity
 from ckptools.model.records import Rows, displayed, grouped
 from ckptools.model.verdict import Depth
+from ckptools.option import in_python
 from ckptools.text import clip, clip_middle, duration, few, moment, plural, printable, size
 
 if TYPE_CHECKING:
@@ -137,6 +138,31 @@ class RunFolder(PagedRecord):
         from ckptools.pictures.plots import RunPlots
 
         return RunPlots(self)
+
+    @in_python
+    def report(
+        self,
+        out: str | Path,
+        *,
+        deep: bool = False,
+        values: bool = False,
+        ignore: Iterable[str] = (),
+        force: bool = False,
+        jobs: int | None = None,
+    ) -> Path:
+        """Verify every checkpoint of the run, and write a page of HTML: a timeline, sizes, and a part about each.
+
+        `deep`, `values` and `ignore` are arguments of `Checkpoint.verify`; `force` overwrites the file.
+
+        Raises:
+            OutputExistsError: the file exists, or is a file of a checkpoint.
+            ReadError, WriteError: the folder cannot be listed, or the page cannot be written.
+            UsageError: the name does not end in `.html`, its folder does not exist, or a code does not exist.
+        """
+        from ckptools.report.run import write_run_report
+
+        write_run_report(self.path, out, {"jobs": jobs}, force=force, deep=deep, values=values, ignore=tuple(ignore))
+        return Path(out)
 
     @property
     def readable(self) -> bool:

@@ -227,6 +227,12 @@ def unproven_if_alone(row: CheckpointRow, most: int) -> CheckpointRow:
     return replace(row, whole=None, verdict=f"not proven whole: one rank file; another checkpoint has {most} ranks")
 
 
+def verdict_in_run(verdict: Verdict, row: CheckpointRow, most: int) -> Verdict:
+    """Take "whole" from the verdict on the file of one rank, if another checkpoint of the run has `most` ranks."""
+    alone = unproven_if_alone(replace(row, whole=verdict.whole), most)
+    return verdict if alone.whole is verdict.whole else replace(verdict, whole=None, extent=alone.verdict)
+
+
 def verified(
     row: CheckpointRow, opened: Callable[[Path], Checkpoint], deep: bool, jobs: int | None, values: bool = False
 ) -> CheckpointRow:

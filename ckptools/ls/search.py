@@ -100,7 +100,7 @@ class RunSearch(FolderSearch):
         if isinstance(itself, UnknownFormatError):  # a refused format: all files belong to it
             self._failed(folder, itself, [path for path in entries if path.is_file()])
             return
-        if isinstance(itself, Opened) and not _in_one_below(folder, itself.facts):
+        if isinstance(itself, Opened) and not in_one_below(folder, itself.facts):
             self._found(folder, itself)
         files = [path for path in entries if path not in self.known and path.is_file()]
         before, found_before = len(self.known), len(self._paths)
@@ -198,7 +198,7 @@ def _names_another(tracker: Tracker) -> bool:
     return not tracker.path.is_symlink() or (tracker.target is not None and tracker.target.is_dir())
 
 
-def _in_one_below(folder: Path, checkpoint: Checkpoint) -> bool:
+def in_one_below(folder: Path, checkpoint: Checkpoint) -> bool:
     """Whether all files of a checkpoint are in one sub-folder, so that the folder itself is not the checkpoint."""
     parents = [file.path.parent for file in checkpoint.files]
     home = common_folder(parents) if parents else folder

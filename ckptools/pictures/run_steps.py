@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -82,6 +82,30 @@ def run_steps(run: RunFolder) -> Picture:
     text = "\n".join([title, *_words(points, breaks)])
     drawn, height = _drawn(points, breaks)
     return Picture(title, svg(title, text, drawn, height), text)
+
+
+def values_by_step(name: str, values: Mapping[str, float], run: RunFolder) -> Picture:
+    """Draw a number of the checkpoints of a run by their steps; `values` are by the name of the checkpoint."""
+    known = [point._replace(rates=(values[point.name],)) for point in points_of(run) if point.name in values]
+    shown = [point for point in known if point.step is not None and math.isfinite(point.rates[0])][-MAX_POINTS:]
+    shown.sort(key=lambda point: point.step or 0)
+    title = f"{name_text(name, 60)} by step"
+    odd = [point for point in known if not math.isfinite(point.rates[0])]
+    lines = [f"  {_name(point)}: step {point.step}, {number(point.rates[0])}" for point in shown]
+    lines += [f"not drawn: {few([f'{_name(point)}: {number(point.rates[0])}' for point in odd])}"] if odd else []
+    text = "\n".join([title, *lines])
+    if not shown:
+        return Picture(title, svg(title, text, [label(0, 16, "nothing to draw: no step is known")], 24), text)
+    steps = axis([point.step or 0 for point in shown], LEFT, WIDTH - 8)
+    down = axis([point.rates[0] for point in shown], 18 + HIGH, 18)
+    parts = [
+        *_frame(0, lines[-1] if odd else "", (str(steps.low), str(steps.high)), (f"{down.low:.4g}", f"{down.high:.4g}"))
+    ]
+    placed = [(steps.at(point.step or 0), down.at(point.rates[0])) for point in shown]
+    parts += _course(placed, shown, (), [number(point.rates[0]) for point in shown])
+    keys = [Key("sky", "", "a checkpoint")] + [Key("yellow", "X", "not whole")] * any(p.whole is False for p in shown)
+    made, bottom = legend(keys, HIGH + 46)
+    return Picture(title, svg(title, text, [*parts, made], bottom), text)
 
 
 def _words(points: Sequence[Point], breaks: Sequence[Break]) -> Iterator[str]:

@@ -58,15 +58,16 @@ def diff(
         _write_digests(a, b, how, selection, form, opening)
         return
     with answered_in_json(form.json, "ckptools/diff/1", "same", [a, b]):
-        found = _compared(a, b, how, selection, opening)
+        found = compared(a, b, how, selection, opening)
     show(found, rows, form)
     if found.same is False:
         raise SystemExit(1)
 
 
-def _compared(
+def compared(
     a: str, b: str, how: ComparisonOptions, selection: SelectionOptions, opening: OpeningOptions
 ) -> Difference:
+    """Open two checkpoints, or files of digests, and compare them; shows progress."""
     from ckptools.diff.compare import Wanted, compare
 
     wanted = Wanted(how.values, how.rtol, how.atol, how.every_byte, selection.selection, opening.jobs)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ckptools.formats.options import Reader
     from ckptools.inspect.record import Report
     from ckptools.inspect.sections import Detail
+    from ckptools.model.verdict import Verdict
 
 
 def inspect(
@@ -64,7 +65,8 @@ def inspect(
             raise UsageError(None, text)
         as_json = partial(report_json, indent=None)
         is_wrong: Callable[[Report], bool] = lambda found: found.verdict.level == "bad"  # noqa: E731
-        one = OneOfRun("inspect", "whole", inspect_report, as_json, is_wrong, all_ranks=all_ranks)
+        with_verdict: Callable[[Report, Verdict], Report] = lambda found, v: found._replace(verdict=v)  # noqa: E731
+        one = OneOfRun("inspect", "whole", inspect_report, as_json, is_wrong, with_verdict, all_ranks=all_ranks)
         every_checkpoint(paths, opening, form.json, one)
         return
     with answered_in_json(form.json, "ckptools/inspect/1", "whole", paths):

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import sys
 from dataclasses import MISSING, dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ckptools.cli.options import CheckOptions, OpeningOptions
 from ckptools.cli.printing import opened, remark, screen, show
 from ckptools.cli.progress import Progress
-from ckptools.errors import CkptoolsError, ReadError
+from ckptools.errors import CkptoolsError, ReadError, UsageError
 from ckptools.option import option
 from ckptools.text import encodable, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from ckptools.cli.arguments import CheckpointPaths
+    from ckptools.cli.arguments import ReportedPaths
+    from ckptools.display.screen import Screen
 
 STDOUT = "-"
 
@@ -30,7 +32,7 @@ class ReportedChecks(CheckOptions):
 
 
 def report(
-    paths: CheckpointPaths,
+    paths: ReportedPaths,
     *,
     out: str = option(MISSING, "The page to write, x.html; - for standard output.", flag="--out -o", metavar="FILE"),
     checks: ReportedChecks,
@@ -42,16 +44,97 @@ def report(
 
     It shows what inspect and verify find, the verdict first; every rank is read. It is one file, without network or
     (but for --interactive) script, with the JSON of both in it. If the checkpoint cannot be opened, it shows why, and
-    the answers of doctor.
+    the answers of doctor. Of the folder of a run it is a page of all checkpoints; of two checkpoints, of what differs.
 
-    Exit code: that of verify. 0 no check failed, 1 a check failed (the page is written), 2 usage, 3 unreadable, 4 the
-    page would overwrite something.
+    Exit code: that of verify, or of diff. 0 no check failed, or nothing differs; 1 a check failed, a checkpoint of the
+    run cannot be opened, or the two differ (the page is written); 2 usage, 3 unreadable, 4 the page would overwrite
+    something.
     """
-    from ckptools.report.html import check_place, findings, outcome_lines, report_page, write_report
-    from ckptools.verify.run import bytes_to_verify
+    from ckptools.report.html import check_place
 
     if out != STDOUT:
         check_place(Path(out), force)
+    if len(paths) == 2 and not _of_one_save(paths):
+        _report_difference(paths, out, checks, force, interactive, opening)
+    elif _is_run(paths, opening):
+        _report_run(paths[0], out, checks, force, interactive, opening)
+    else:
+        _report_one(paths, out, checks, force, interactive, opening)
+
+
+def _of_one_save(paths: Sequence[str]) -> bool:
+    """Whether two paths are rank files of one checkpoint by their names, as a shell's glob makes them."""
+    from ckptools.files.opening import path_of
+    from ckptools.formats.rank_search.rank_names import parse
+
+    a, b = (parse(path_of(path)) for path in paths)
+    return a is not None and b is not None and a.path.parent == b.path.parent and a.group == b.group
+
+
+def _is_run(paths: Sequence[str], opening: OpeningOptions) -> bool:
+    single = (opening.step, opening.ranks)
+    if len(paths) != 1 or single != (None, None) or opening.only_this_file:
+        return False
+    from ckptools.ls.one_of_run import is_run
+
+    with Progress(stage="looking into the run", noun="checkpoint") as progress:
+        return is_run(paths[0], progress.item, **opening.arguments)
+
+
+def _report_run(
+    path: str, out: str, checks: ReportedChecks, force: bool, interactive: bool, opening: OpeningOptions
+) -> None:
+    from ckptools.display.next_command import quoted
+    from ckptools.report.run import findings, outcome_lines, run_page, write_run_report
+
+    if interactive or checks.manifest is not None:
+        word = "--interactive" if interactive else "--manifest"
+        raise UsageError(
+            None, f"{word} goes with the page of one checkpoint: ckptools report {quoted([path])} --step N"
+        )
+    how = opening.arguments
+    with Progress(stage="verifying", noun="checkpoint") as progress:
+        options: dict[str, Any] = {
+            "deep": checks.deep,
+            "values": checks.values,
+            "ignore": checks.ignore,
+            "on_verified": progress.item,
+        }
+        if out == STDOUT:
+            found = findings(path, how, **options)
+        else:
+            found = write_run_report(path, out, how, force=force, **options)
+    _tell(out, run_page(found) if out == STDOUT else "", partial(outcome_lines, found))
+    if not found.ok:
+        raise SystemExit(1)
+
+
+def _report_difference(
+    paths: Sequence[str], out: str, checks: ReportedChecks, force: bool, interactive: bool, opening: OpeningOptions
+) -> None:
+    from ckptools.cli.commands.diff import ComparisonOptions, compared
+    from ckptools.cli.options import SelectionOptions
+    from ckptools.report.difference import difference_page, outcome_lines, write_difference_report
+
+    given = {"--interactive": interactive, "--deep": checks.deep, "--manifest": checks.manifest is not None}
+    given["--ignore"] = bool(checks.ignore)
+    for word in [word for word, is_given in given.items() if is_given]:
+        text = f"{word} goes with the page of one checkpoint; two are compared"
+        raise UsageError(None, f"{text} (rank files of one: the folder that they are in, or --ranks PATTERN)")
+    found = compared(paths[0], paths[1], ComparisonOptions(values=checks.values), SelectionOptions(), opening)
+    if out != STDOUT:
+        write_difference_report(found, out, force=force)
+    _tell(out, difference_page(found) if out == STDOUT else "", partial(outcome_lines, found))
+    if found.same is False:
+        raise SystemExit(1)
+
+
+def _report_one(
+    paths: Sequence[str], out: str, checks: ReportedChecks, force: bool, interactive: bool, opening: OpeningOptions
+) -> None:
+    from ckptools.report.html import findings, outcome_lines, report_page, write_report
+    from ckptools.verify.run import bytes_to_verify
+
     try:
         checkpoint = opened(paths, opening)
     except ReadError as error:
@@ -63,14 +146,18 @@ def report(
             found = findings(checkpoint, **how)
         else:
             found = write_report(checkpoint, out, force=force, interactive=interactive, **how)
-    if out == STDOUT:
-        show(report_page(found, interactive, out).rstrip("\n"))
-        remark("\n".join(outcome_lines(found, screen(sys.stderr))))
-    else:
-        lines = [*outcome_lines(found, screen()), f"wrote {printable(out)}"]
-        show(encodable("\n".join(lines), sys.stdout.encoding))
+    _tell(out, report_page(found, interactive, out) if out == STDOUT else "", partial(outcome_lines, found))
     if not found.verification.ok:
         raise SystemExit(1)
+
+
+def _tell(out: str, page: str, outcome: Callable[[Screen], list[str]]) -> None:
+    """Print the page, and the outcome beside it; or the outcome, if the page was written to a file."""
+    if out == STDOUT:
+        show(page.rstrip("\n"))
+        remark("\n".join(outcome(screen(sys.stderr))))
+    else:
+        show(encodable("\n".join([*outcome(screen()), f"wrote {printable(out)}"]), sys.stdout.encoding))
 
 
 def _reported(error: ReadError, paths: Sequence[str], out: str, force: bool, opening: OpeningOptions) -> CkptoolsError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,8 +14,11 @@ from ckptools.option import option
 from ckptools.text import plural, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ckptools.cli.arguments import CheckpointPaths
     from ckptools.model.checkpoint import Checkpoint
+    from ckptools.model.verdict import Verdict
     from ckptools.verify.record import Verification
 
 
@@ -49,7 +53,9 @@ def verify(
             raise UsageError(None, "--all is about several checkpoints: it takes no --table-format and no --manifest")
         judged = partial(_verified, checks=checks, jobs=opening.jobs)
         as_json = partial(verification_json, indent=None)
-        one = OneOfRun("verify", "ok", judged, as_json, lambda found: not found.ok, summary)
+        is_wrong: Callable[[Verification], bool] = lambda found: not found.ok  # noqa: E731
+        with_verdict: Callable[[Verification, Verdict], Verification] = lambda found, v: replace(found, verdict=v)  # noqa: E731
+        one = OneOfRun("verify", "ok", judged, as_json, is_wrong, with_verdict, summary)
         every_checkpoint(paths, opening, form.json, one)
         return
     with answered_in_json(form.json, "ckptools/verify/1", "ok", paths):
