@@ -88,7 +88,11 @@ def every_checkpoint(paths: Sequence[str], opening: OpeningOptions, json: bool, 
             below = one.below(record)
             more = wrapped("", below, screen(), mark="dim") if below else []
             _show_block(row, [*verdict_lines(verdict, screen()), *lines, *more])
-    (remark if json else show)(encodable(_summary(run, counts), sys.stdout.encoding))
+    at = screen(sys.stderr) if json else screen()
+    summed = "\n".join(wrapped("", _summary(run, counts), at))
+    (remark if json else show)(encodable(summed, sys.stdout.encoding))
+    for note in run.notes:
+        remark(printable(f"note: {note}"))
     if max(codes):
         raise SystemExit(max(codes))
 
@@ -119,4 +123,4 @@ def _summary(run: RunFolder, counts: Counter[str]) -> str:
     found = ", ".join(f"{count} {words}" for words, count in counts.items())
     left = [f"left over from a write, or still being written: {few([one.name for one in run.left_over])}"]
     parts = [f"{plural(run.checkpoints, 'checkpoint')} in {run.path}: {found}", *(left if run.left_over else [])]
-    return printable("; ".join([*parts, *run.notes]))
+    return printable("; ".join(parts))

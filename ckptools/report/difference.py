@@ -31,7 +31,8 @@ def difference_page(found: Difference) -> str:
         names = " to ".join(clip_middle(side.name, 60) for side in (found.a, found.b))
         drawn = heat_map(f"change of weights from {names}", cells, absolute=True).html()
         page.drawing(f"<section>{page.heading('pictures')}{drawn}</section>")
-    made = f"made by ckptools report {command}; ckptools {__version__}, {moment_utc(time.time())}"
+    values = " --values" if found.values_compared else ""
+    made = f"made by ckptools report {command}{values}; ckptools {__version__}, {moment_utc(time.time())}"
     page.line(made, "dim")
     a, b = (clip_middle(side.name, 24) for side in (found.a, found.b))
     return document(f"{a} and {b}", f"{a} and {b}", page.html(), {"diff": answer_json("diff", found)}, "what differs")

@@ -67,11 +67,18 @@ class CheckpointPart(NamedTuple):
 
 @dataclass(frozen=True)
 class RunContents:
-    """A run, every checkpoint of which was verified, and the part of each by its name; `seconds` since 1970."""
+    """A run, every checkpoint of which was verified.
+
+    Attributes:
+        parts: what the page says of each checkpoint, by its name.
+        made: when, in seconds since 1970.
+        options: of the command that makes the page.
+    """
 
     run: RunFolder
     parts: Mapping[str, CheckpointPart]
     made: float
+    options: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -143,7 +150,8 @@ def findings(
     most = max(row.ranks for row in run.rows)
     for row in run.rows:
         parts[row.name] = parts[row.name]._replace(verdict=verdict_in_run(parts[row.name].verdict, row, most))
-    return RunContents(run, parts, time.time())
+    ignored = ["--ignore", ",".join(ignore)] if ignore else []
+    return RunContents(run, parts, time.time(), (*["--deep"] * deep, *["--values"] * values, *ignored))
 
 
 def _verified(
@@ -254,7 +262,7 @@ def write_run_report(
 def run_page(found: RunContents) -> str:
     """Render the page of a run as one document that includes the JSON of `ls`."""
     run = found.run
-    name = run.path.name or str(run.path)
+    name = run.path.absolute().name or str(run.path)
     page = RunPage(f"ckptools ls {quoted([str(run.path)])} --limit 0", LIMITS, headed=True)
     page.drawing(STYLE)
     contents = len(page.blocks)
@@ -281,9 +289,8 @@ def run_page(found: RunContents) -> str:
     if kinds:
         rows = "".join(_explained(explanation(kind.code)) for kind in kinds)
         page.drawing(f"<details><summary>{page.heading('what the codes mean')}</summary>{rows}</details>")
-    page.line(
-        f"made by ckptools report {printable(str(run.path))}; ckptools {__version__}, {moment_utc(found.made)}", "dim"
-    )
+    command = quoted([str(run.path), *found.options])
+    page.line(f"made by ckptools report {command}; ckptools {__version__}, {moment_utc(found.made)}", "dim")
     nav = "".join(f'<a href="#{part}">{safe(title)}</a>' for part, title in page.headings.items())
     page.blocks.insert(contents, f'<nav aria-label="contents">{nav}</nav>')
     return document(
