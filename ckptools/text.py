@@ -68,8 +68,12 @@ def encodable(text: str, encoding: str | None) -> str:
 
 
 def clip(text: str, width: int) -> str:
-    """Clip a text to `width` characters; a clipped text ends in `...`."""
-    return text if len(text) <= width else text[: max(width - len(CUT), 0)] + CUT
+    """Clip a text to `width` characters, between two words if one ends near there; a clipped text ends in `...`."""
+    if len(text) <= width:
+        return text
+    room = max(width - len(CUT), 0)
+    space = text.rfind(" ", room * 2 // 3, room)
+    return text[: space + 1 or room] + CUT
 
 
 def clip_middle(text: str, width: int) -> str:
@@ -78,17 +82,6 @@ def clip_middle(text: str, width: int) -> str:
         return text
     tail = max(width - len(CUT), 0) * 2 // 3
     return clip(text, width - tail) + text[len(text) - tail :]
-
-
-def clip_name(text: str, width: int) -> str:
-    """Clip an fqn to `width` characters, at dots if possible: `model...mlp.down_proj.weight`."""
-    parts = text.split(".")
-    if len(text) <= width or len(parts) < 3 or len(parts[0]) + len(CUT) + len(parts[-1]) > width:
-        return clip_middle(text, width)
-    head, tail = f"{parts[0]}{CUT}", parts.pop()
-    while len(head) + len(parts[-1]) + 1 + len(tail) <= width:
-        tail = f"{parts.pop()}.{tail}"
-    return head + tail
 
 
 def told_apart(texts: Sequence[str], width: int) -> list[str]:

@@ -77,7 +77,7 @@ def remark_private(left_out: int) -> None:
 def remark(text: str) -> None:
     """Print lines on stderr that are not part of the output; nothing with `--quiet`."""
     if not Printing.quiet:
-        _complain(text)
+        _complain("\n".join(piece for line in text.split("\n") for piece in _fitting(line)))
 
 
 def say_rendered(lines: Iterable[str]) -> None:
@@ -95,6 +95,16 @@ def _complain(text: str) -> None:
         sys.stderr.flush()
 
 
+def _fitting(text: str, label: str = "") -> list[str]:
+    """Break a line between words if the terminal of stderr is too narrow for it; further lines begin below the text."""
+    width = screen(sys.stderr).width
+    if width is None or len(label) + len(text) <= width:
+        return [f"{label}{text}"]
+    from ckptools.display.tables import wrapped
+
+    return wrapped(label, text, Screen(width))
+
+
 def say(message: str, mark: Mark = "") -> None:
     """Print one line on stderr, with control characters made visible.
 
@@ -103,9 +113,13 @@ def say(message: str, mark: Mark = "") -> None:
     # If stderr cannot be written, the exit code still tells the result.
     with contextlib.suppress(OSError):
         text, color = printable(message), in_color(sys.stderr)
-        word, colon, rest = text.partition(":")
-        severe = word in ("error", "warning") and not mark
-        _complain(f"{painted(word, mark_of(word), color)}{colon}{rest}" if severe else painted(text, mark, color))
+        word, colon, rest = text.partition(": ")
+        if word in ("error", "warning") and not mark:
+            first, *others = _fitting(rest, f"{word}{colon}")
+            lines = [painted(word, mark_of(word), color) + first.removeprefix(word), *others]
+        else:
+            lines = [painted(line, mark, color) for line in _fitting(text)]
+        _complain("\n".join(lines))
 
 
 ROWS = 40
@@ -201,7 +215,7 @@ def _newest_whole(paths: Sequence[str], how: OpeningOptions) -> str | None:
         return None
     newer = f"; NOT WHOLE and newer: {few(run.wrong_not_older, 3)}" if run.wrong_not_older else ""
     others = f"of {plural(run.checkpoints, 'checkpoint')} the newest whole one is opened: {called(newest)}{newer}"
-    remark(printable(f"{others}; ckptools ls {quoted(paths)} lists them"))
+    remark(printable(f"{others}; all of them: ckptools ls {quoted(paths)}"))
     return newest.path
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import zip_longest
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +14,7 @@ from typing import Any, NamedTuple
 from ckptools.contents.record import KeyRow, Keys, KeySection, ShardRow, Shown, ShownKey
 from ckptools.contents.tree import totals
 from ckptools.display.screen import PIPE, Mark, Screen, painted
-from ckptools.display.tables import Column, table, value_text, wrapped
+from ckptools.display.tables import Column, broken, table, value_text, wrapped
 from ckptools.dtypes import short
 from ckptools.keys.entries import Branch, fold, label_text, tree_of
 from ckptools.keys.random_states import StreamRow
@@ -27,7 +29,10 @@ MAX_VALUE = 400
 """Longest value in characters when piped."""
 
 NARROWEST = 24
-"""Narrowest column of names in characters; on narrower screens the ends of lines are cut."""
+"""Narrowest column of names in characters, if a screen has room for it."""
+
+FEWEST = 8
+"""Fewest characters of a name, or of a text behind it, in a line."""
 
 
 class Glyphs(NamedTuple):
@@ -68,9 +73,13 @@ class TreeForm:
 
 
 class _TreeLine(NamedTuple):
-    """A line of the tree: drawn branches and a name, then cells, or a text instead of cells."""
+    """A key or branch of the tree: drawn branches and a name, then cells, or a text instead of cells.
+
+    `below` is drawn before the next lines if the name or the text takes several.
+    """
 
     drawn: str
+    below: str
     name: str
     cells: tuple[str, ...] = ()
     text: str = ""
@@ -87,8 +96,7 @@ def tree_text(keys: Keys, form: TreeForm = TreeForm(), screen: Screen = PIPE) ->
     head = f"{printable(clip(keys.name, MAX_LABEL))}   {counted}{others}"
     left = len(lines) - len(kept)
     more = [f"{plural(left, 'more line')}: --limit 0 for all, --depth 2 for fewer"] if left else []
-    title = painted(clip(head, screen.width or len(head)), "heading", screen.color)
-    return "\n".join([title, *_laid_out(kept, screen), *more])
+    return "\n".join([*wrapped("", head, screen, mark="heading"), *_laid_out(kept, screen), *more])
 
 
 def _lines(keys: Keys, form: TreeForm) -> Iterator[_TreeLine]:
@@ -131,7 +139,7 @@ def _is_tensor(row: KeyRow) -> bool:
 def _branch_lines(branch: Branch[KeyRow], first: str, rest: str, level: int, form: TreeForm) -> Iterator[_TreeLine]:
     """Yield the lines of a branch: `first` is drawn before its own line, `rest` before the lines below it."""
     name, branch = joined(branch) if level > 1 else (label_text(branch.labels), branch)
-    yield _tree_line(first, name, branch)
+    yield _tree_line(first, rest, name, branch)
     if form.depth is not None and level >= form.depth:
         return
     for n, child in enumerate(branch.children):
@@ -150,7 +158,7 @@ def joined(branch: Branch[KeyRow]) -> tuple[str, Branch[KeyRow]]:
     return ".".join(names), branch
 
 
-def _tree_line(drawn: str, name: str, branch: Branch[KeyRow]) -> _TreeLine:
+def _tree_line(drawn: str, below: str, name: str, branch: Branch[KeyRow]) -> _TreeLine:
     shown = printable(clip_middle(name, MAX_LABEL))
     if branch.items and _is_tensor(branch.items[0]):
         item = branch.items[0]
@@ -158,14 +166,14 @@ def _tree_line(drawn: str, name: str, branch: Branch[KeyRow]) -> _TreeLine:
         tied = [f"tied to {few(list(dict.fromkeys(row.tied for row in branch.items)), 2)}"] if item.tied else []
         times = [f"x{len(branch.items)}"] if len(branch.items) > 1 else []
         behind = "  ".join([*times, *tied, *([item.note] if item.note else [])])
-        return _TreeLine(drawn, shown, (*map(printable, cells), printable(clip(behind, MAX_VALUE))))
+        return _TreeLine(drawn, below, shown, (*map(printable, cells), printable(clip(behind, MAX_VALUE))))
     if branch.items:
-        return _TreeLine(drawn, shown, text=values_text(branch.items))
+        return _TreeLine(drawn, below, shown, text=values_text(branch.items))
     rows = rows_in(branch)
     total = totals(rows)
     if not total.tensors:
-        return _TreeLine(drawn, shown, text=plural(len(rows), "value"))
-    return _TreeLine(drawn, shown, (plural(total.tensors, "tensor"), count(total.params), size(total.bytes)))
+        return _TreeLine(drawn, below, shown, text=plural(len(rows), "value"))
+    return _TreeLine(drawn, below, shown, (plural(total.tensors, "tensor"), count(total.params), size(total.bytes)))
 
 
 def rows_in(branch: Branch[KeyRow]) -> list[KeyRow]:
@@ -193,17 +201,32 @@ PARAMS, LAYOUT = 1, 4
 """Cells on narrow screens: the first is left out, as the shape implies it; the second has a shorter form."""
 
 
-def _laid_out(lines: Sequence[_TreeLine], screen: Screen) -> list[str]:
+def _laid_out(lines: Sequence[_TreeLine], screen: Screen) -> Iterator[str]:
+    """Align the cells behind the names; on a narrow screen say the usual layout once, and wrap names and texts."""
     name = max((len(line.drawn) + len(line.name) for line in lines), default=0)
+    if screen.width is not None and _width(name, _widths(lines)) > screen.width:
+        full, lines = lines, [_shorter(line) for line in lines]
+        if usual := _usual_layout(full) if _narrow_width(name, lines) > screen.width else "":
+            yield from wrapped("", f"layout of a tensor, if its line names no other: {usual}", screen, mark="dim")
+            lines = [_shorter(_without_layout(line, usual)) for line in full]
+        excess = _narrow_width(name, lines) - screen.width
+        name = max(name - max(excess, 0), min(name, NARROWEST, screen.width // 2))
     widths = _widths(lines)
-    if screen.width is not None and _width(name, widths) > screen.width:
-        lines = [_shorter(line) for line in lines]
-        widths = _widths(lines)
-        excess = _width(name, widths) - screen.width
-        name = max(name - max(excess, 0), min(name, NARROWEST))
-    shown = [(_shown(line, name, widths), len(line.drawn)) for line in lines]
-    cut = [(line if screen.width is None else clip(line, screen.width), drawn) for line, drawn in shown]
-    return [painted(line[:drawn], "dim", screen.color) + line[drawn:] for line, drawn in cut]
+    for line in lines:
+        yield from _shown(line, name, widths, screen)
+
+
+def _usual_layout(lines: Sequence[_TreeLine]) -> str:
+    """Return the layout of most tensors; "" if no layout has so many."""
+    layouts = Counter(line.cells[LAYOUT] for line in lines if len(line.cells) > LAYOUT)
+    usual, times = layouts.most_common(1)[0] if layouts else ("", 0)
+    return usual if 2 * times > layouts.total() else ""
+
+
+def _without_layout(line: _TreeLine, usual: str) -> _TreeLine:
+    cells = line.cells
+    same = len(cells) > LAYOUT and cells[LAYOUT] == usual
+    return line._replace(cells=(*cells[:LAYOUT], "", *cells[LAYOUT + 1 :])) if same else line
 
 
 def _widths(lines: Sequence[_TreeLine]) -> list[int]:
@@ -213,6 +236,12 @@ def _widths(lines: Sequence[_TreeLine]) -> list[int]:
 
 def _width(name: int, widths: Sequence[int]) -> int:
     return name + sum(width + 2 for width in widths if width)
+
+
+def _narrow_width(name: int, lines: Sequence[_TreeLine]) -> int:
+    """Return the width of lines whose last cells wrap."""
+    *widths, last = _widths(lines)
+    return _width(name, [*widths, min(last, FEWEST)])
 
 
 def _shorter(line: _TreeLine) -> _TreeLine:
@@ -225,31 +254,42 @@ def _shorter(line: _TreeLine) -> _TreeLine:
     return line._replace(cells=tuple(cells))
 
 
-def _shown(line: _TreeLine, name: int, widths: Sequence[int]) -> str:
-    label = (line.drawn + clip_middle(line.name, max(name - len(line.drawn), 8))).ljust(name)
-    if line.text:
-        return f"{label}  {line.text}"
-    cells = zip(line.cells, widths, RIGHT, strict=False)
-    padded = [cell.rjust(width) if right else cell.ljust(width) for cell, width, right in cells if width]
-    return "  ".join([label, *padded]).rstrip()
+def _shown(line: _TreeLine, name: int, widths: Sequence[int], screen: Screen) -> Iterator[str]:
+    """Render a line of the tree; what does not fit goes on below, behind the branches drawn there.
+
+    A name that is longer than its column has a line of its own, so that it can be copied.
+    """
+    filled = [one for one in zip(line.cells, widths, RIGHT, strict=False) if one[1]]
+    behind = "  ".join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right in filled).rstrip()
+    names, texts = [line.name], [line.text or behind]
+    if screen.width is not None:
+        names = broken(line.name, max(screen.width - len(line.drawn), FEWEST))
+        texts = broken(texts[0], max(screen.width - max(name, len(line.drawn)) - len("  "), FEWEST))
+        if len(line.drawn) + len(line.name) > name:
+            texts = [""] * len(names) + texts
+    for n, (part, text) in enumerate(zip_longest(names, texts, fillvalue="")):
+        drawn = line.below if n else line.drawn
+        shown = f"{drawn}{part.ljust(name - len(drawn))}  {text}".rstrip()
+        shown = shown if screen.width is None else clip(shown, screen.width)
+        yield painted(drawn, "dim", screen.color) + shown[len(drawn) :]
 
 
 # -- the text of `show`: values in full, tensors with their shards and a map of ranks ----------------------------------
 
 
-VALUE_COLUMNS = (Column("key", "name"), Column("value"))
-RANK_COLUMNS = (Column("key", "name"), Column("ranks"), Column("value"))
+VALUE_COLUMNS = (Column("key", "name"), Column("value", "value"))
+RANK_COLUMNS = (Column("key", "name"), Column("ranks"), Column("value", "value"))
 SHARD_COLUMNS = (
     Column("rank", "number"),
     Column("region"),
-    Column("file", "name"),
-    Column("record", "name"),
+    Column("file", "place"),
+    Column("record", "place"),
     Column("offset", "number"),
     Column("size", "number"),
     Column("crc"),
 )
 
-PART_COLUMNS = (*SHARD_COLUMNS[:2], Column("holds", "name"), *SHARD_COLUMNS[2:])
+PART_COLUMNS = (*SHARD_COLUMNS[:2], Column("holds", "place"), *SHARD_COLUMNS[2:])
 """Columns for the tensors in which a subclass, such as a quantized weight, stores a shard."""
 
 FULL = 100_000

@@ -181,10 +181,11 @@ def _ranks(rows: Sequence[ValueDifference]) -> str:
 TENSOR_COLUMNS = (
     Column("tensor", "name"), Column("verdict", "verdict"),
     Column("|dW|/|W|", "number"), Column("max |dW|", "number"), Column("cosine", "number"),
-    Column("first at"), Column("A → B"), Column("detail"),
+    Column("first at"), Column("A → B", "value"), Column("detail"),
 )  # fmt: skip
 VALUE_COLUMNS = (
-    Column("value", "name"), Column("keys", "number"), Column("verdict", "verdict"), Column("A → B"), Column("detail"),
+    Column("value", "name"), Column("keys", "number"), Column("verdict", "verdict"), Column("A → B", "value"),
+    Column("detail"),
 )  # fmt: skip
 
 NOT_LISTED: frozenset[Verdict] = frozenset({"same", "same checksum", "not compared"})

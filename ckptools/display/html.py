@@ -16,7 +16,7 @@ from ckptools._version import __version__
 from ckptools.display.drawing import Picture
 from ckptools.display.page import ScreenPage
 from ckptools.display.screen import HEADLINES, mark_of
-from ckptools.display.tables import Column, cell_text, columns_of, fields_of, key_name, value_text
+from ckptools.display.tables import ON_THE_RIGHT, Column, cell_text, columns_of, fields_of, key_name, value_text
 from ckptools.dtypes import short
 from ckptools.model.facts import RankFile
 from ckptools.model.incidents import Cause, Consequence, causes_of, consequences_of, incidents_of
@@ -244,7 +244,7 @@ def safe(text: str, width: int = MAX_TEXT) -> str:
 
 
 def _cell(column: Column, text: str, titled: bool) -> str:
-    shown = clip_middle(printable(text), MAX_NAME) if column.role == "name" else text
+    shown = clip_middle(printable(text), MAX_NAME) if column.role in ("name", "place") else text
     title = f' data-t="{safe(column.title)}"' if titled and column.title else ""
     html = safe(shown)
     if column.role == "name" and len(shown) > SHORT:
@@ -254,11 +254,11 @@ def _cell(column: Column, text: str, titled: bool) -> str:
 
 def _classes(column: Column, text: str, titled: bool = False) -> str:
     """Return the class attribute of a cell; only cells in a column of verdicts are coloured by their words."""
-    wide = "w" if len(text) > SHORT and column.role != "number" else ""
+    wide = "w" if len(text) > SHORT and column.role not in ON_THE_RIGHT else ""
     found = [
-        "n" if column.role == "number" else wide,
+        "n" if column.role in ON_THE_RIGHT else wide,
         mark_of(text) if column.role == "verdict" else "",
-        "k" if column.role == "name" and (titled or wide) else "",
+        "k" if column.role in ("name", "place") and (titled or wide) else "",
     ]
     return f' class="{" ".join(filter(None, found))}"' if any(found) else ""
 

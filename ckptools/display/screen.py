@@ -5,6 +5,7 @@ Nothing that reads a checkpoint is imported here, so that `--version` and errors
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -30,15 +31,18 @@ PIPE = Screen()
 # coloured after it was made printable, so that a name from a file cannot contain colours.
 
 
-Mark = Literal["", "bad", "warn", "good", "change", "dim", "heading", "doubtful", "sound"]
-"""Meaning of a text: a fault, a warning, a good result, a difference the user asked about, an aside, a heading; or
-the headline of a doubtful or sound checkpoint."""
+Mark = Literal["", "bad", "warn", "good", "change", "dim", "heading", "doubtful", "sound", "values"]
+"""Meaning of a text: a fault, a warning, a good result, a difference the user asked about, an aside, a heading; the
+headline of a doubtful or sound checkpoint; or values, in which only what is not finite is coloured."""
 
 SGR: Mapping[Mark, str] = {
     "bad": "1;31", "warn": "33", "good": "32", "change": "1", "dim": "2", "heading": "1", "doubtful": "1;33",
     "sound": "1;32",
 }  # fmt: skip
 """Select Graphic Rendition parameters of each mark. Source: ECMA-48, 8.3.117."""
+
+NOT_FINITE = re.compile(r"""(?<![\w.'"-])(?:-?(?:nan|inf)|[1-9]\d* (?:NaN|Inf|infinite|not finite))(?![\w.'"])""")
+"""Floats that are not finite, as Python writes them, and counts of them; a text among values has quotes around it."""
 
 WORDS: Mapping[Mark, tuple[str, ...]] = {
     "bad": ("FAIL", "BAD", "error", "NOT WHOLE", "NONE", "MISSING", "missing", "cut", "bad", "unreadable", "no: ",
@@ -72,6 +76,8 @@ def _begins(text: str, word: str) -> bool:
 
 def painted(text: str, mark: Mark, color: bool = True) -> str:
     """Colour a printable text by its mark, if `color`; spaces around it stay uncoloured."""
+    if mark == "values":
+        return NOT_FINITE.sub(lambda found: painted(found[0], "bad"), text) if color else text
     bare = text.strip()
     if not (color and mark and bare):
         return text

@@ -15,7 +15,7 @@ from ckptools.dtypes import short
 from ckptools.errors import UsageError
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.incidents import Cause, Consequence, Incident, causes_of, consequences_of, incidents_of
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Problem, Severity
 from ckptools.model.records import Rows, record_fields
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Device, Global, NumpyArray, NumpyDtype, NumpyScalar, Opaque, TorchName, scalar
@@ -23,10 +23,10 @@ from ckptools.model.verdict import Verdict
 from ckptools.option import spelled
 from ckptools.rules.verdict import perhaps_more, verdict_of
 from ckptools.text import (
+    CUT,
     MAX_BITS,
     clip,
     clip_middle,
-    clip_name,
     common_prefix,
     few,
     number,
@@ -40,19 +40,46 @@ from ckptools.training_state.sections import measure, sections_of
 # -- line breaks between words, and inside names longer than a line ----------------------------------------------------
 
 
-PARTS = re.compile(r"[^./,]*[./,]+|[^./,]+")
-"""Parts of a name or path, each with the separator that ends it."""
+AT_DOTS = re.compile(r"[^./,]*[./,]+|[^./,]+")
+"""Parts of a name or path, each with the dot, slash or comma that ends it."""
+
+IN_WORDS = re.compile(r"[^_-]*[_-]+|[^_-]+")
+"""Words of such a part, each with the underscore or hyphen that ends it."""
+
+BREAKS = (AT_DOTS, IN_WORDS)
+"""Places at which a long name is broken; the second only in parts that are still longer than a line."""
+
+
+COMMAND = re.compile(r"(?<=: )(ckptools [a-z]+(?: (?:'[^']*'|[^\s;)'])+)*)")
+"""A command that is proposed at the end of a sentence: `the newest whole one: ckptools ls run7`."""
+
+
+def parts_of(word: str, width: int, breaks: Sequence[re.Pattern[str]] = BREAKS) -> list[str]:
+    """Divide a word into parts of at most `width` characters; a part without a place to break it stays longer."""
+    if len(word) <= width or not breaks:
+        return [word]
+    return [part for piece in breaks[0].findall(word) for part in parts_of(piece, width, breaks[1:])]
 
 
 class LineBreaks(TextWrapper):
-    """Breaks lines at spaces; in a word longer than a line, after a dot, a slash or a comma."""
+    """Breaks lines at spaces; in a word longer than a line, after a dot, a slash or a comma, else after `_` or `-`.
 
-    def __init__(self, width: int) -> None:
-        super().__init__(width, break_on_hyphens=False)
+    Of text in which commands are `whole`, each stays in one line, of any length, so that it can be copied.
+    """
+
+    def __init__(self, width: int, whole: bool = False) -> None:
+        super().__init__(width, break_on_hyphens=False, break_long_words=False)
+        self._whole = whole
 
     def _split(self, text: str) -> list[str]:
-        chunks = super()._split(text)
-        return [part for chunk in chunks for part in (PARTS.findall(chunk) if len(chunk) > self.width else [chunk])]
+        # Every second piece is a command.
+        pieces = COMMAND.split(text) if self._whole else [text]
+        return [word for n, piece in enumerate(pieces) for word in ([piece] if n % 2 else self._words(piece))]
+
+    def _words(self, text: str) -> list[str]:
+        width = self.width
+        parts = [part for word in super()._split(text) for part in parts_of(word, width)]
+        return [part[n : n + width] for part in parts for n in range(0, len(part), width)]
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -73,7 +100,7 @@ MOST_LINES = 12
 """Most lines of a cell."""
 WIDEST_TITLE = 40
 """Widest title of a column; it may be the name of a hyperparameter, of any length in the file."""
-NAME_ROOM = 30
+NAME_ROOM = 40
 """An optional column is left out if names would have fewer characters than this."""
 FEWEST_ALIKE = 3
 """From this number of rows on, a text common to all rows is shown once."""
@@ -81,9 +108,17 @@ SHORTEST_PREFIX = 6
 """Shortest common prefix of names, in characters, that is shown once on its own line."""
 
 
-Role = Literal["text", "name", "number", "verdict", "provenance"]
-"""Kind of a column. Numbers are aligned right and never cut; names are cut in the middle before they wrap; verdicts
-and statuses are coloured by their words; provenance, such as a time, is dimmed and never cut."""
+Role = Literal["text", "name", "place", "value", "number", "faults", "verdict", "provenance"]
+"""Kind of a column. Names wrap at dots, and a prefix common to all is shown once; places, such as files, are names that
+rows may share. Numbers and counts of faults are aligned right and never cut. In values and numbers, what is not finite
+is red, and so is a count of faults that is not zero; verdicts and statuses are coloured by their words; provenance,
+such as a time, is dimmed and never cut."""
+
+ON_THE_RIGHT = ("number", "faults")
+"""Roles of columns that are aligned right."""
+
+NO_FAULTS = ("0", "-", "")
+"""Cells of a column of faults that count none."""
 
 
 class Column(NamedTuple):
@@ -101,14 +136,14 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Scre
     """Render a table: titles, dashes, rows. No lines without rows.
 
     A screen shows texts common to all rows only once: the prefix of names, and a column of equal texts. On a narrow
-    screen, names are cut in the middle as long as all stay distinct; other texts and names wrap. Numbers are never cut.
+    screen, texts wrap between words, and names after dots. Numbers are never cut.
     """
     if not rows:
         return []
     cells = [[printable(cell) for cell in row] for row in rows]
     common = ""
     if screen.width is not None:
-        columns, cells, common = _condensed(columns, cells)
+        columns, cells, common = _condensed(columns, cells, screen.width)
         columns, cells = _with_room(columns, cells, screen.width)
     kept = cells if screen.rows is None else cells[: screen.rows]
     titles = [clip_middle(printable(c.title), WIDEST_TITLE) for c in columns]
@@ -127,21 +162,41 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], screen: Scre
     return [*wrapped("", common, screen, mark="dim"), *shown, *more] if common else [*shown, *more]
 
 
-def _condensed(columns: Sequence[Column], cells: list[list[str]]) -> tuple[Sequence[Column], list[list[str]], str]:
+def _condensed(
+    columns: Sequence[Column], cells: list[list[str]], width: int
+) -> tuple[Sequence[Column], list[list[str]], str]:
     """Remove texts common to all rows from columns and cells, and return them as a sentence; keep the first column."""
-    if len(cells) < FEWEST_ALIKE:
-        return columns, cells, ""
-    plain = [n > 0 and column.role in ("text", "number") for n, column in enumerate(columns)]
-    alike = [one and len({row[n] for row in cells}) == 1 for n, one in enumerate(plain)]
-    said = ", ".join(f"{c.title} {text}" for c, text in compress(zip(columns, cells[0], strict=True), alike) if text)
-    words = [f"in every row: {said}"] if said else []
+    alike = [n > 0 and len({row[n] for row in cells}) == 1 for n in range(len(columns))]
+    said = [False] * len(columns)
+    if len(cells) >= FEWEST_ALIKE:
+        said = [alike[n] and _is_said_once(column, cells[0][n]) for n, column in enumerate(columns)]
+    else:
+        places = [n for n, column in enumerate(columns) if alike[n] and column.role == "place"]
+        while places and _full_width(columns, cells, said) > width:
+            widest = max(places, key=lambda n: len(cells[0][n]))
+            said[widest] = True
+            places.remove(widest)
+    texts = ", ".join(f"{c.title} {text}" for c, text in compress(zip(columns, cells[0], strict=True), said) if text)
+    words = [f"in every row: {texts}" if len(cells) > 1 else texts] if texts else []
     for n, column in enumerate(columns):
-        prefix = _common_prefix([row[n] for row in cells]) if column.role == "name" else ""
-        if prefix:
+        named = column.role in ("name", "place") and not said[n] and len(cells) >= FEWEST_ALIKE
+        if prefix := _common_prefix([row[n] for row in cells]) if named else "":
             cells = [[*row[:n], row[n][len(prefix) :], *row[n + 1 :]] for row in cells]
             words.insert(0, f"each {column.title} begins with {prefix}")
-    shown = [not same for same in alike]
+    shown = [not one for one in said]
     return list(compress(columns, shown)), [list(compress(row, shown)) for row in cells], "; ".join(words)
+
+
+def _is_said_once(column: Column, text: str) -> bool:
+    """Whether a text that is the same in all rows is shown once above them; verdicts and faults stay in their rows."""
+    return column.role in ("text", "place", "value", "number") or (column.role == "faults" and text in NO_FAULTS)
+
+
+def _full_width(columns: Sequence[Column], cells: Sequence[Sequence[str]], left_out: Sequence[bool]) -> int:
+    """Return the width of a table without some columns, if no cell wraps."""
+    needed = [max(len(column.title), *map(len, texts)) for column, *texts in zip(columns, *cells, strict=True)]
+    kept = [width for width, out in zip(needed, left_out, strict=True) if not out]
+    return sum(kept) + GAP * (len(kept) - 1)
 
 
 def _with_room(
@@ -149,7 +204,7 @@ def _with_room(
 ) -> tuple[Sequence[Column], list[list[str]]]:
     """Remove columns for which the screen has no room."""
     needed = [max(len(column.title), *map(len, texts)) for column, *texts in zip(columns, *cells, strict=True)]
-    needed = [min(n, NAME_ROOM) if c.role == "name" else n for n, c in zip(needed, columns, strict=True)]
+    needed = [min(n, NAME_ROOM) if c.role in ("name", "place") else n for n, c in zip(needed, columns, strict=True)]
     kept = list(range(len(columns)))
     while sum(needed[n] + GAP for n in kept) - GAP > width:
         least = min(kept, key=lambda n: columns[n].keep)
@@ -168,36 +223,48 @@ def _common_prefix(names: Sequence[str]) -> str:
 
 
 def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: int | None) -> list[int]:
-    """Choose the width of each column: narrow texts, which wrap, and then names, until the table fits."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    """Choose the width of each column: narrow texts, which wrap, and then names, until the table fits.
+
+    Words and parts of names are broken only if the table does not fit otherwise.
+    """
+    by_column = list(zip(*cells, strict=True))
+    widths = [max(map(len, column)) for column in by_column]
     if width is None:
         return widths
     excess = sum(widths) + GAP * (len(widths) - 1) - width
-    texts = [n for n, column in enumerate(columns) if column.role in ("text", "verdict")]
-    names = [n for n, column in enumerate(columns) if column.role == "name"]
+    if excess <= 0:
+        return widths
+    texts = [n for n, column in enumerate(columns) if column.role in ("text", "value", "verdict")]
+    names = [n for n, column in enumerate(columns) if column.role in ("name", "place")]
     long = [n for n in names if widths[n] > NARROW_TEXT]
-    passes = ((texts, NARROW_TEXT), ([*texts, *long], NARROWEST_BESIDE_NAME), ([*texts, *names], NARROWEST))
-    for soft, least in passes:
-        while excess > 0 and soft:
-            widest = max(soft, key=lambda n: widths[n])
-            if widths[widest] <= least:
-                break
-            others = [widths[n] for n in soft if n != widest]
-            step = min(excess, max(widths[widest] - max([*others, least]), 1))
+    passes: tuple[tuple[list[int], int, Sequence[re.Pattern[str]] | None], ...] = (
+        (texts, NARROW_TEXT, BREAKS[:1]),
+        ([*texts, *long], NARROWEST_BESIDE_NAME, BREAKS[:1]),
+        (long, NARROW_TEXT, BREAKS),
+        ([*texts, *names], NARROWEST, BREAKS[:1]),
+        ([*texts, *names], NARROWEST, BREAKS),
+        ([*texts, *names], NARROWEST, None),
+    )
+    for soft, least, breaks in passes:
+        floors = {n: least if breaks is None else max(least, _longest_part(by_column[n], breaks)) for n in soft}
+        while excess > 0 and (wide := [n for n in soft if widths[n] > floors[n]]):
+            widest = max(wide, key=lambda n: widths[n])
+            others = [widths[n] for n in wide if n != widest]
+            step = min(excess, widths[widest] - floors[widest], max(widths[widest] - max(others, default=0), 1))
             widths[widest] -= step
             excess -= step
     return widths
 
 
+def _longest_part(texts: Iterable[str], breaks: Sequence[re.Pattern[str]]) -> int:
+    """Return the length of the longest part of a word that cannot be broken at the given places."""
+    return max((len(part) for text in texts for word in text.split() for part in parts_of(word, 0, breaks)), default=0)
+
+
 def _laid_out(column: Column, width: int, cells: Sequence[str]) -> list[list[str]]:
-    """Break or cut the cells of a column, its title first, into lines."""
-    if column.role == "number":
+    """Break the cells of a column, its title first, into lines."""
+    if column.role in ON_THE_RIGHT:
         return [[cell] for cell in cells]
-    if column.role == "name":
-        for cut in (clip_name, clip_middle):
-            shown = [cut(cell, width) for cell in cells[1:]]
-            if len(set(shown)) == len(set(cells[1:])):
-                return [[clip_middle(cells[0], width)], *([cell] for cell in shown)]
     return [broken(clip_middle(cell, MOST_LINES * width), width) for cell in cells]
 
 
@@ -205,9 +272,17 @@ def _painted(column: Column, cells: list[list[str]], color: bool) -> list[list[s
     """Colour the cells of a column, its title first."""
     if not color:
         return cells
-    plain: Mark = "dim" if column.role == "provenance" else ""
-    marks = [mark_of(" ".join(cell)) if column.role == "verdict" else plain for cell in cells[1:]]
+    marks = [_mark(column.role, " ".join(cell)) for cell in cells[1:]]
     return [[painted(line, mark) for line in cell] for cell, mark in zip(cells, ["heading", *marks], strict=True)]
+
+
+def _mark(role: Role, text: str) -> Mark:
+    """Return the mark of a cell by the role of its column."""
+    if role == "verdict":
+        return mark_of(text)
+    if role == "faults":
+        return "" if text in NO_FAULTS else "bad"
+    return "values" if role in ("value", "number") else "dim" if role == "provenance" else ""
 
 
 def _lines_of(row: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -224,7 +299,7 @@ def tabulated(
     how = {"tablefmt": table_format, "disable_numparse": True, "preserve_whitespace": True}
     if table_format == "tsv":  # for programs, without padding
         return str(tabulate(lines, titles, **how, stralign=None, numalign=None))
-    aligned = ["right" if c.role == "number" else "left" for c in columns]
+    aligned = ["right" if c.role in ON_THE_RIGHT else "left" for c in columns]
     return str(tabulate(lines, titles, **how, colalign=aligned))
 
 
@@ -238,9 +313,9 @@ def wrapped(first: str, text: str, screen: Screen, label: Mark = "", mark: Mark 
         return [f"{painted(first, label, screen.color)}{painted(text, mark, screen.color)}".rstrip()]
     if room < NARROWEST_TEXT:  # put the label on lines of its own
         inside = screen.width - len(BELOW)
-        below = [f"{BELOW}{painted(piece, mark, screen.color)}" for piece in broken(text, inside)]
+        below = [f"{BELOW}{painted(piece, mark, screen.color)}" for piece in broken(text, inside, commands=True)]
         return [*(painted(line, label, screen.color) for line in broken(first.rstrip(), screen.width)), *below]
-    pieces = broken(text, room)
+    pieces = broken(text, room, commands=True)
     starts = [painted(first, label, screen.color), *[" " * len(first)] * (len(pieces) - 1)]
     # Breaking inside a word leaves the space before it at the end of a line: strip it.
     return [
@@ -248,12 +323,12 @@ def wrapped(first: str, text: str, screen: Screen, label: Mark = "", mark: Mark 
     ]
 
 
-def broken(text: str, width: int) -> list[str]:
-    """Break a text into lines of at most `width` characters; a longer name is broken after a dot."""
-    if len(text) <= width:
-        return [text]
+def broken(text: str, width: int, commands: bool = False) -> list[str]:
+    """Break a text into lines of at most `width` characters; a longer name is broken after a dot.
 
-    return LineBreaks(width).wrap(text) or [""]
+    If it may have `commands`, each stays in one line, however long.
+    """
+    return [text] if len(text) <= width else LineBreaks(width, commands).wrap(text) or [""]
 
 
 # -- checkpoints, problems and values in one line each, of limited length and safe to print ----------------------------
@@ -333,23 +408,36 @@ def _incident(one: Incident, width: int, screen: Screen) -> Iterator[str]:
         first = f"  {one.culprit:{width}}  "
     worst, *others = one.causes
     brief = screen.rows is not None
-    yield from _evidence(f"{first}{worst.code}  ", worst, 2 if brief else None, screen)
+    yield from _evidence(first, worst, 2 if brief else None, screen)
     if brief and len(others) > 1:
-        yield f"{gap}{few([cause.code for cause in others])} too"
+        yield f"{gap}{few([_code(cause, screen.color) for cause in others])} too"
     else:
         for cause in others:
-            yield from _evidence(f"{gap}{cause.code}  ", cause, 1 if brief else None, screen)
+            yield from _evidence(gap, cause, 1 if brief else None, screen)
     if one.remedy:
         yield from wrapped(f"{gap}{'':5}  ", printable(one.remedy), screen, mark="dim")
 
 
-def _evidence(start: str, cause: Cause, most: int | None, screen: Screen) -> list[str]:
-    """Render the evidence of a cause in at most `most` lines."""
-    text = printable(cause.evidence)
-    pieces = [text] if screen.width is None else broken(text, max(screen.width - len(start), NARROWEST_TEXT))
+CODES: Mapping[Severity, Mark] = {"error": "bad", "warning": "warn", "note": "heading"}
+"""Mark of a problem's code by its severity."""
+
+
+def _code(cause: Cause, color: bool) -> str:
+    return painted(cause.code, CODES[cause.severity], color)
+
+
+def _evidence(before: str, cause: Cause, most: int | None, screen: Screen) -> list[str]:
+    """Render the code and the evidence of a cause in at most `most` lines; `before` is what begins the first line."""
+    start, text = f"{before}{cause.code}  ", printable(cause.evidence)
+    width = max((screen.width or 0) - len(start), NARROWEST_TEXT)
+    pieces = [text] if screen.width is None else broken(text, width)
     if most is not None and len(pieces) > most:
-        text = clip(text, sum(map(len, pieces[:most])))
-    return wrapped(start, text, screen, label="heading")
+        # The last line ends between two words; in a name longer than a line, at a dot.
+        pieces[most - 1] = f"{broken(pieces[most - 1], width - len(CUT) - 1)[0]} {CUT}"
+        text = " ".join(pieces[:most])
+    first, *rest = wrapped(start, text, screen)
+    behind = first.removeprefix(f"{before}{cause.code}")
+    return [f"{painted(before, 'heading', screen.color)}{_code(cause, screen.color)}{behind}", *rest]
 
 
 def _following(consequences: Sequence[Consequence]) -> str:

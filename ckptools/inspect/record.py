@@ -27,7 +27,7 @@ from ckptools.model.verdict import Verdict
 from ckptools.option import spelled
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.rules.verdict import verdict_of
-from ckptools.text import KeyPath, clip_name, count, duration, few, fqn_of, period, plural, printable, size
+from ckptools.text import KeyPath, count, duration, few, fqn_of, period, plural, printable, size
 from ckptools.training_state.modules import module_problems
 from ckptools.training_state.optimizers import Optimizer, ParamGroup, group_ids, moments_of, nested, optimizers_of
 from ckptools.training_state.sections import (
@@ -554,8 +554,7 @@ def _holds_lines(report: Report, private: bool, screen: Screen) -> Iterator[str]
     width = min(max((len(printable(name)) for name, _ in rows), default=0), WIDEST_NAME)
     for name, holds in rows:
         if holds:
-            label = printable(name) if screen.width is None else clip_name(printable(name), width)
-            yield from wrapped(f"{label:{width}}  ", printable(holds), screen, label="heading")
+            yield from wrapped(f"{printable(name):{width}}  ", printable(holds), screen, "heading", "values")
 
 
 SECTION_COLUMNS = (

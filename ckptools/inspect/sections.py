@@ -126,7 +126,7 @@ STATE_COLUMNS = (
     Column("state"),
 )
 COMPARED = "which ranks have states of their own: ckptools show PATH rng"
-VALUE_COLUMNS = (Column("key", "name"), Column("value"))
+VALUE_COLUMNS = (Column("key", "name"), Column("value", "value"))
 
 
 def section_text(report: Report, details: Sequence[Detail], screen: Screen = PIPE) -> str:

@@ -242,7 +242,7 @@ def _fill_table(run: RunFolder, page: ScreenPage) -> None:
     # The table shows only the part of the verdict before the colon; the rest stands below the table.
     cells = [row._replace(whole=row.whole.partition(":")[0]) for row in all_cells(run)]
     days = {row.saved.partition(" ")[0] for row in cells} - {"-"}
-    if page.screen.width is not None and len(cells) > 1 and len(days) == 1:  # a common day moves to the heading
+    if page.screen.width is not None and len(days) == 1:  # a common day moves to the heading
         columns["saved"] = columns["saved"]._replace(title=f"saved {days.pop()}")
         cells = [row._replace(saved=row.saved.rpartition(" ")[2]) for row in cells]
     page.table(plural(len(cells), "checkpoint"), [*columns.values()], cells, opened=True)

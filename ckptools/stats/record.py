@@ -15,7 +15,7 @@ from ckptools.dtypes import short
 from ckptools.model.problems import Severity
 from ckptools.model.records import MAX_LINE, Looked, Rows, as_html, displayed, grouped, to_dict
 from ckptools.model.regions import Ints
-from ckptools.text import clip, clip_middle, clip_name, count, encodable, first_few, plural, printable, shape
+from ckptools.text import clip, clip_middle, count, encodable, first_few, plural, printable, shape
 
 Row = TypeVar("Row")
 
@@ -281,7 +281,7 @@ def fill_suspects(page: ScreenPage, suspects: Sequence[Suspect]) -> None:
     width = page.screen.width or widest + longest + 4
     room = min(widest, max(NAME_ROOM, width // 2, width - longest - 4))
     for mark, name, words in shown:
-        page.line(words, mark, label=f"  {clip_name(name, room):{room}}  ", label_mark="")
+        page.line(words, mark, label=f"  {name:{room}}  ", label_mark="")
     _count_more(page, len(rows) - len(shown))
 
 
@@ -419,7 +419,7 @@ MAX = Field(Column("max", "number"), lambda row: figure(row.max))
 MEAN = Field(Column("mean", "number", 4), lambda row: figure(row.mean))
 STD = Field(Column("std", "number", 3), lambda row: figure(row.std))
 ZEROS = Field(Column("zeros", "number", 6), lambda row: share(row.zeros, row.elements))
-NOT_FINITE = Field(Column("non-finite", "number"), not_finite)
+NOT_FINITE = Field(Column("non-finite", "faults"), not_finite)
 READ = Field(Column("read", "number"), lambda row: share(row.elements, row.numel))
 
 MOMENTS = (
@@ -429,8 +429,8 @@ MOMENTS = (
     Field(Column("sqrt(exp_avg_sq)", "number", 2), lambda row: figure(row.exp_avg_sq)),
     Field(Column("update", "number"), lambda row: figure(row.update)),
     Field(Column("lr*update/weight", "number"), lambda row: figure(row.ratio)),
-    Field(Column("negative", "number"), lambda row: str(row.negative)),
-    Field(Column("non-finite", "number", 5), lambda row: str(row.nonfinite)),
+    Field(Column("negative", "faults"), lambda row: str(row.negative)),
+    Field(Column("non-finite", "faults", 5), lambda row: str(row.nonfinite)),
 )
 """Columns of the moments table; all values are root mean squares."""
 

@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 def test_the_newest_whole_one_is_opened_and_named(folder, command):
     done = run(command, folder)
     said = "of 3 checkpoints the newest whole one is opened: step 4, ep0-ba4-rank0.pt"
-    broken = f"NOT WHOLE and newer: ep0-ba6-rank0.pt; ckptools ls {folder} lists them"
+    broken = f"NOT WHOLE and newer: ep0-ba6-rank0.pt; all of them: ckptools ls {folder}"
     assert done.exit_code == 0 and f"{said}; {broken}\n" in done.stderr
     assert json.loads(run(command, folder, "--json").stdout)["path"] == str(folder / "ep0-ba4-rank0.pt")
 

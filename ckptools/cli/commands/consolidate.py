@@ -7,12 +7,11 @@ from dataclasses import MISSING
 from typing import TYPE_CHECKING
 
 from ckptools.cli.options import JsonOptions, OpeningOptions
-from ckptools.cli.printing import answered_in_json, opened, say, screen, show
+from ckptools.cli.printing import answered_in_json, opened, say, say_rendered, screen, show
 from ckptools.cli.progress import Progress
 from ckptools.cli.terminal import Printing
 from ckptools.consolidate.options import ConsolidateOptions
 from ckptools.display.screen import mark_of
-from ckptools.display.tables import wrapped
 from ckptools.errors import UsageError
 from ckptools.option import option
 from ckptools.text import encodable, printable
@@ -71,10 +70,10 @@ def _tell(done: Consolidated, copies: bool) -> None:
     lines = [page_text(done, at)]
     lines += record.copies(done.planned, at) if copies and done.planned else []
     show(encodable("\n".join(lines), sys.stdout.encoding))
-    beside = screen(sys.stderr)
     for row in record.remarks(done):
         if Printing.quiet and row.startswith("load: "):  # hide the hint, but not the notes on tensors left out
             continue
-        # Commands are never wrapped, so that users can copy them.
-        for line in [row] if row.startswith("load: ") else wrapped("", printable(row), beside):
-            say(line, mark_of(row))
+        if row.startswith("load: "):  # code to copy is never wrapped
+            say_rendered([printable(row)])
+        else:
+            say(row, mark_of(row))

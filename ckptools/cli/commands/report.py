@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ckptools.cli.options import CheckOptions, OpeningOptions
-from ckptools.cli.printing import opened, remark, screen, show
+from ckptools.cli.printing import opened, say_rendered, screen, show
 from ckptools.cli.progress import Progress
+from ckptools.cli.terminal import Printing
 from ckptools.errors import CkptoolsError, ReadError, UsageError
 from ckptools.option import option
 from ckptools.text import encodable, printable
@@ -155,7 +156,7 @@ def _tell(out: str, page: str, outcome: Callable[[Screen], list[str]]) -> None:
     """Print the page, and the outcome beside it; or the outcome, if the page was written to a file."""
     if out == STDOUT:
         show(page.rstrip("\n"))
-        remark("\n".join(outcome(screen(sys.stderr))))
+        say_rendered([] if Printing.quiet else outcome(screen(sys.stderr)))
     else:
         show(encodable("\n".join([*outcome(screen()), f"wrote {printable(out)}"]), sys.stdout.encoding))
 
