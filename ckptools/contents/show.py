@@ -505,7 +505,10 @@ def _beginning(entries: Sequence[Entry], key: str) -> list[Entry]:
 
 
 def _of_kind(ck: Checkpoint, key: str) -> list[Entry]:
-    """Find the entries for a key that names a section or begins with a kind of section."""
+    """Find the entries for a key that names a section or begins with a kind of section, as the lines of a tree do.
+
+    Names of a model may themselves begin with the section's name: `model.model.norm.weight` is `model.norm.weight`.
+    """
     kind, _, rest = key.partition(".")
     own = [entry for entry in entries_of(ck) if entry.section == key]
     if own or kind not in KINDS:
@@ -513,8 +516,8 @@ def _of_kind(ck: Checkpoint, key: str) -> list[Entry]:
     inside = [entry for entry in entries_of(ck) if entry.kind == kind]
     if is_glob(rest):
         wanted = pattern((rest,))
-        return [entry for entry in inside if wanted.fullmatch(entry.inside)]
-    return [entry for entry in inside if not rest or is_within(entry.inside, rest)]
+        return [entry for entry in inside if wanted.fullmatch(entry.inside) or wanted.fullmatch(entry.name)]
+    return [e for e in inside if not rest or is_within(e.inside, rest) or is_within(e.name, rest)]
 
 
 # -- values that differ between ranks ----------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def whole_finding(verified: Verification, checkpoint: Checkpoint) -> Finding:
     sums = next(check for check in verified.checks if check.name == CHECKSUMS)
     depth = f"every rank read; {CHECKSUMS}: {sums.not_ok}" if sums.not_ok else "every byte read"
     structure = [check for check in verified.checks if check.name in STRUCTURE and check.of and check.not_ok]
-    partly = [f"{check.name}: {check.not_ok}" for check in structure]
+    partly = [f"{check.title}: {check.not_ok}" for check in structure]
     evidence = "; ".join([f"{checkpoint.path}: {files}; {depth}", *partly])
     return Finding(WHOLE, None if partly else True, verified.verdict.headline, evidence)
 
@@ -152,8 +152,8 @@ def _as_far_as_looked(question: str, checks: Sequence[Check]) -> Finding:
     """Make the answer for checks that found no fault: `yes` only if each check looked at everything."""
     ok = [check for check in checks if check.result == "ok"]
     answer = "yes" if len(ok) == len(checks) else "partly" if any(c.looked_at for c in checks) else "not judged"
-    words = [f"{check.name}: {check.detail}" for check in ok]
-    words += [f"{check.name}: {check.not_ok}" for check in checks if check.not_ok]
+    words = [f"{check.title}: {check.detail}" for check in ok]
+    words += [f"{check.title}: {check.not_ok}" for check in checks if check.not_ok]
     return Finding(question, True if answer == "yes" else None, answer, "; ".join(words))
 
 
@@ -190,7 +190,7 @@ def facts_finding(checkpoint: Checkpoint, verified: Verification) -> Finding:
         return Finding(FACTS, None, "not judged", "; ".join([alone, *facts[1:]]))
     ranks = next(check for check in verified.checks if check.name == RANKS_AGREE)
     if ranks.of and ranks.not_ok:
-        return Finding(FACTS, None, "partly", "; ".join([*facts, f"{ranks.name}: {ranks.not_ok}"]))
+        return Finding(FACTS, None, "partly", "; ".join([*facts, f"{ranks.title}: {ranks.not_ok}"]))
     return Finding(FACTS, True, "yes", "; ".join(facts))
 
 

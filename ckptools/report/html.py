@@ -326,7 +326,7 @@ def _first_screen(page: Page, found: PageContents, problems: Sequence[Problem]) 
     report, verified = found.report, found.verification
     below = [counted_checks(verified.checks)]
     for result in ("partly", "not judged"):
-        names = [check.name for check in verified.checks if check.result == result]
+        names = [check.title for check in verified.checks if check.result == result]
         below += [f"{result}: {', '.join(names)}"] if names else []
     commands = after_verify(report.arguments, report.next, verified.ok, found.deep and found.values, problems)
     several = len(found.checkpoint.files) > 1

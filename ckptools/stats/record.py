@@ -341,7 +341,7 @@ def _values_summary(found: Statistics[Any]) -> list[str]:
     what = "part" if any(row.rank is not None for row in found.rows) else "tensor"
     parts = [plural(found.tensors, what), f"{count(found.elements)} elements"]
     parts += [f"l2 {figure(found.l2)}"] if found.l2 else []
-    rules = (("values in range", found.in_range), ("values in line", found.in_line)) if found.tensors else ()
+    rules = (("no odd values", found.in_range), ("no odd layers", found.in_line)) if found.tensors else ()
     unlooked = [f"{name}: {looked.result}: {looked.words}" for name, looked in rules if looked.words]
     return [", ".join([*parts, *_odd(found)]), *unlooked]
 

@@ -19,6 +19,27 @@ from ckptools.text import clip_middle, plural, size
 
 Result = Literal["ok", "FAIL", "warn", "partly", "not judged"]
 
+TITLES = {
+    "files": "files are complete",
+    "one save": "files are of one save",
+    "layout": "shards cover each tensor",
+    "ranks agree on layout": "ranks agree on layout",
+    "finite values": "no NaN or infinity",
+    "values in range": "no odd values",
+    "values in line": "no odd layers",
+    "copies equal": "copies are equal",
+    "optimizer covers params": "parameters have state",
+    "step counters": "step counters agree",
+    "lr: scheduler = groups": "learning rates agree",
+    "rng": "distinct random states",
+}
+"""What a check shows if it is `ok`, in plain words for people, by its name; the names in JSON stay as they are."""
+
+
+def title_of(name: str) -> str:
+    """Return the plain words for the name of a check."""
+    return TITLES.get(name, name)
+
 
 @displayed
 @dataclass(frozen=True)
@@ -26,6 +47,7 @@ class Check:
     """The result of one check, and how much of the checkpoint it looked at.
 
     Attributes:
+        name: short name for programs; `title` says the same in plain words.
         result: `ok` if the check looked at everything; `partly` if it found nothing wrong in the part that it looked
             at; `not judged` if there was nothing to look at, or the user did not ask for it.
         detail: how much the check looked at, and why not at the rest; without the problems.
@@ -41,15 +63,20 @@ class Check:
     of: int = 0
 
     @property
+    def title(self) -> str:
+        """What the check shows if it is `ok`, in plain words: `learning rates agree`."""
+        return title_of(self.name)
+
+    @property
     def not_ok(self) -> str:
         """Reason why the check is not `ok` although nothing is wrong: `not judged: no tensors`; empty otherwise."""
         return f"{self.result}: {self.detail}" if self.result in ("partly", "not judged") else ""
 
     def _summary(self) -> str:
         if self.not_ok:
-            return f"{self.name}: {self.not_ok}"
+            return f"{self.title}: {self.not_ok}"
         found = f", {plural(len(self.problems), 'problem')}" if self.problems else ""
-        return f"{self.name}: {self.result}{found}, {self.detail}"
+        return f"{self.title}: {self.result}{found}, {self.detail}"
 
 
 def judged(name: str, problems: Iterable[Problem], detail: str, *, looked_at: int, of: int, rest: str = "") -> Check:
@@ -159,10 +186,10 @@ COLUMNS = (Column("check"), Column("result", "verdict"), Column("detail"))
 
 
 def check_rows(checks: Sequence[Check]) -> list[tuple[str, str, str]]:
-    """Make a row for each check: its name, its result, and its problems in short or how much it looked at."""
+    """Make a row for each check: its title, its result, and its problems in short or how much it looked at."""
     problems = [problem for check in checks for problem in check.problems]
     causes = set(without_consequences(problems))
-    return [(check.name, check.result, _found_by(check, causes) or check.detail) for check in checks]
+    return [(check.title, check.result, _found_by(check, causes) or check.detail) for check in checks]
 
 
 def _found_by(check: Check, causes: Set[Problem]) -> str:

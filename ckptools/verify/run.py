@@ -89,7 +89,7 @@ def state_covers_parameters(ck: Checkpoint) -> Check:
     # A parameter without state is a problem, unless its state may be in a missing file.
     looked_at = known if any(p.kind is Code.NO_OPTIMIZER_STATE for p in problems) else with_state
     lone = [o for o in optimizers if is_lbfgs(o.state)]
-    detail = f"{with_state} of {known} have state{more}"
+    detail = f"{with_state} of {plural(known, 'parameter')} have optimizer state{more}"
     if lone:
         detail, looked_at = f"{detail}; LBFGS keeps all of it under its first parameter", known
     return judged(name, problems, detail, looked_at=looked_at, of=known, rest=LOST_STATE)
@@ -213,8 +213,9 @@ def learning_rates(ck: Checkpoint) -> Check:
             text = f"its last learning rates are {_rates(pair.scheduler)}, those of the param groups {theirs}"
             problems.append(Problem(Code.LEARNING_RATES_DISAGREE, text, None, section.name))
     if not rates:
-        return not_judged(name, "no scheduler whose rates could be compared")
-    return judged(name, problems, _rates(rates), looked_at=compared, of=len(schedulers), rest=OTHER_RATES)
+        return not_judged(name, "no scheduler states rates that can be compared")
+    detail = f"{_rates(rates)} in scheduler and param groups"
+    return judged(name, problems, detail, looked_at=compared, of=len(schedulers), rest=OTHER_RATES)
 
 
 def _rates(rates: Iterable[float]) -> str:
@@ -233,7 +234,7 @@ def distinct_states(ck: Checkpoint) -> Check:
     shared = {stream: by_rank for stream, by_rank in states.items() if len(by_rank) > 1}
     unread = list(_unreadable(states))
     if not shared and not unread:
-        return not_judged("rng", "no RNG state" if not states else "RNG state of one rank", len(states))
+        return not_judged("rng", "no random state" if not states else "random state of one rank alone", len(states))
     prints = {s: {rank: c.fingerprint for rank, c in by_rank.items() if not c.problem} for s, by_rank in shared.items()}
     counts = ", ".join(f"{stream} {len(set(p.values()))} distinct of {len(p)}" for stream, p in prints.items())
     # Megatron keys states by (pipeline, tensor) position. All positions share one model copy, and may draw alike.
@@ -433,7 +434,8 @@ def _pickles(ck: Checkpoint) -> Check:
     named = foreign_problems(foreign, suspicious_names(ck.names, foreign))
     problems = [*named, *module_problems(ck.tree)]
     names = len(ck.names)
-    detail = f"{plural(names, 'name')}; nothing was run" if names else "no pickle names a class or function"
+    detail = f"{plural(names, 'class or function', 'classes and functions')}; nothing was run"
+    detail = detail if names else "no pickle names a class or function"
     return judged("names in pickles", problems, detail, looked_at=names, of=names)
 
 
@@ -489,13 +491,12 @@ class _ByteChecks:
 
     def odd_values(self, ck: Checkpoint, values: bool) -> list[Check]:
         """Find zeros, denormals and outliers in the model's values; `bytes_of` finds NaN and infinities."""
-        why = ""
         if not values:
-            looked_for = "zeros, denormals and values that are far from others"
-            why = f"not asked for; {spelled('values', True)} looks for {looked_for}"
-        elif any(p.kind is Code.NEVER_WRITTEN and p.severity == "error" for p in ck.problems):
+            asked = f"not asked for; {spelled('values', True)}"
+            alone = f"{asked} looks for zeros, denormals and values that are far from others"
+            return [not_judged(IN_RANGE, alone), not_judged(IN_LINE, f"{asked} compares tensors with other layers'")]
+        if any(p.kind is Code.NEVER_WRITTEN and p.severity == "error" for p in ck.problems):
             why = "values were never written to the disk, and read as zeros"
-        if why:
             return [not_judged(name, why) for name in (IN_RANGE, IN_LINE)]
         from ckptools.stats.figures import statistics
         from ckptools.stats.passes import parts_of
@@ -622,7 +623,7 @@ def _checksums(
         without_one = len(records) - carrying
         why = [f"{without_one} {'has' if without_one == 1 else 'have'} no checksum"] if without_one else []
         rest = ", ".join([*why, *_lost(lost)])
-    return judged(name, problems, f"{plural(carrying, 'record')} right", looked_at=carrying, of=of, rest=rest)
+    return judged(name, problems, f"{plural(carrying, 'checksum')} right", looked_at=carrying, of=of, rest=rest)
 
 
 def _lost(pieces: int) -> list[str]:

@@ -194,13 +194,16 @@ def test_without_a_scheduler_nobody_says_that_it_is_in_step(kind, step, answer, 
     torch.save(trained(3, kind, **step), tmp_path / "x.pt")
     found = row(ckptools.doctor(tmp_path / "x.pt"), IN_STEP)
     assert (found.ok, found.answer) == (None, answer)
-    assert "lr: scheduler = groups: not judged: no scheduler whose rates could be compared" in found.evidence
+    assert "learning rates agree: not judged: no scheduler states rates that can be compared" in found.evidence
 
 
 def test_equal_rates_are_a_part_of_the_answer_where_the_optimizer_counts_nothing(tmp_path):
     torch.save(with_scheduler(trained(3, torch.optim.SGD)), tmp_path / "x.pt")
     found = row(ckptools.doctor(tmp_path / "x.pt"), IN_STEP)
-    assert (found.ok, found.answer) == (None, "partly") and "lr: scheduler = groups: 0.1" in found.evidence
+    assert (found.ok, found.answer) == (
+        None,
+        "partly",
+    ) and "learning rates agree: 0.1 in scheduler and param groups" in found.evidence
 
 
 def test_where_every_counter_is_lost_it_is_not_known_whether_they_are_in_step(steps):

@@ -135,7 +135,7 @@ def test_files_that_vanish_while_it_is_open_are_named_by_every_key(tmp_path, mon
         await driven.press("slash", *"blocks.0.up.w", "enter")
         shutil.rmtree(tmp_path / "run")
         await driven.press("f")
-        rules = "values in range: not judged: not asked for; values in line: not judged: not asked for"
+        rules = "no odd values: not judged: not asked for; no odd layers: not judged: not asked for"
         assert driven.text("message") == f"1 tensor, 0 elements, 1 not read in full; {rules}"
         assert "rank0.pt: no such file or directory" in driven.rows("right")
         await driven.press("s", "enter")

@@ -46,7 +46,7 @@ def test_nan_is_named_first_and_counted_and_makes_the_exit_code_1(odd):
     assert lines[3].split() == ["b", "fp32", "[9]", "0.5", "1.5", "0.5", "0.5", "0.5", "0", "0", "0"]
     assert lines[-2:] == [
         "3 tensors, 22 elements, l2 16.92, model: 3 not finite",
-        "values in line: not judged: no tensor is of a layer",
+        "no odd layers: not judged: no tensor is of a layer",
     ]
     assert "92 B of values read in" in err and "checksums not compared" in err
 

@@ -192,7 +192,7 @@ def test_equal_copies_are_written_once(run, tmp_path):
 def test_verify_and_inspect_name_what_each_rank_has_for_itself(run):
     folder = str(run())
     verified = CliRunner().invoke(app, ["verify", folder])
-    line = next(row for row in verified.stdout.splitlines() if row.startswith("copies equal"))
+    line = next(row for row in verified.stdout.splitlines() if row.startswith("copies are equal"))
     assert verified.exit_code == 0 and "each rank has its own: rng, train_sampler, took, buffer, metric" in line
     shown = CliRunner().invoke(app, ["inspect", folder, "--all-ranks"]).stdout
     assert "rng.numpy" in shown and "train_sampler.pos" in shown

@@ -227,12 +227,12 @@ def test_masks_tables_statistics_and_scales_are_not_too_large(tmp_path, name):
 @pytest.mark.parametrize(("layers", "result"), [(3, "not judged"), (5, "ok")])
 def test_a_rule_that_needs_five_layers_says_where_it_had_fewer(tmp_path, layers, result):
     stats = stats_of(tmp_path, {f"layers.{n}.up.weight": torch.randn(8, 8) for n in range(layers)})
-    said = "values in line: not judged: fewer than 5 layers have such a tensor" in str(stats).splitlines()
+    said = "no odd layers: not judged: fewer than 5 layers have such a tensor" in str(stats).splitlines()
     assert (stats.in_line.result, said, stats.in_range.result) == (result, layers < 5, "ok")
 
 
 def test_a_role_that_few_layers_have_is_the_part_that_was_not_compared(tmp_path):
     model = {f"layers.{n}.up.weight": torch.randn(8, 8) for n in range(6)}
     model["layers.0.dense.weight"] = torch.randn(8, 8)
-    words = "values in line: partly: 6 of 7 looked at: fewer than 5 layers have such a tensor"
+    words = "no odd layers: partly: 6 of 7 looked at: fewer than 5 layers have such a tensor"
     assert str(stats_of(tmp_path, model)).splitlines()[-1] == words

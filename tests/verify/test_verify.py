@@ -22,7 +22,7 @@ from ckptools.cli import app
 from ckptools.errors import UsageError
 from ckptools.keys import random_states
 from ckptools.model.records import Rows
-from ckptools.verify.record import Check, Verification, summary
+from ckptools.verify.record import TITLES, Check, Verification, summary, verification_json
 from ckptools.verify.run import bytes_to_verify
 from ckptools.verify.stored_bytes import bytes_to_read
 from tests.fake_world import fake_group
@@ -408,3 +408,11 @@ def test_an_infinite_score_of_a_callback_is_a_warning_and_an_infinite_weight_is_
         "callbacks.ModelCheckpoint.history": "error",
         "callbacks.ModelCheckpoint.kth_value": "warning",
     }
+
+
+def test_people_read_titles_in_plain_words_and_programs_the_names():
+    found = ckptools.verify(COMPOSER)
+    names = [check["name"] for check in json.loads(verification_json(found))["checks"]]
+    assert {"lr: scheduler = groups", "rng"} <= set(names) and set(TITLES) <= {*names}
+    shown = str(found)
+    assert all(check.title in shown for check in found.checks) and not re.search(r"\w = \w|lr:", shown)
