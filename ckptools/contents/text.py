@@ -259,6 +259,7 @@ def _shown(line: _TreeLine, name: int, widths: Sequence[int], screen: Screen) ->
 
     A name that is longer than its column has a line of its own, so that it can be copied.
     """
+    mark: Mark = "values" if line.text else ""
     filled = [one for one in zip(line.cells, widths, RIGHT, strict=False) if one[1]]
     behind = "  ".join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right in filled).rstrip()
     names, texts = [line.name], [line.text or behind]
@@ -271,7 +272,8 @@ def _shown(line: _TreeLine, name: int, widths: Sequence[int], screen: Screen) ->
         drawn = line.below if n else line.drawn
         shown = f"{drawn}{part.ljust(name - len(drawn))}  {text}".rstrip()
         shown = shown if screen.width is None else clip(shown, screen.width)
-        yield painted(drawn, "dim", screen.color) + shown[len(drawn) :]
+        at = max(name, len(drawn) + len(part))
+        yield painted(drawn, "dim", screen.color) + shown[len(drawn) : at] + painted(shown[at:], mark, screen.color)
 
 
 # -- the text of `show`: values in full, tensors with their shards and a map of ranks ----------------------------------
@@ -324,7 +326,7 @@ def _is_brief(row: ShownKey, shown: Shown) -> bool:
 def _values(rows: Sequence[ShownKey], screen: Screen) -> list[str]:
     if len(rows) == 1:
         alone = _alone(rows[0])
-        return [ln for name, text in alone for ln in wrapped(f"{name}  ", printable(text), screen, label="heading")]
+        return [ln for name, text in alone for ln in wrapped(f"{name}  ", printable(text), screen, "heading", "values")]
     wide = screen.width or FULL
     if not any(row.ranks for row in rows):
         return table(VALUE_COLUMNS, [(row.name, _brief(row, wide)) for row in rows], screen)
@@ -388,9 +390,9 @@ def _tensor_lines(row: ShownKey, screen: Screen) -> Iterator[str]:
     for line, mark in marked:
         yield from wrapped("", printable(line), screen, mark=mark) if line else ()
     if row.value is not None:
-        yield f"value {row.value}"
+        yield painted(f"value {row.value}", "values", screen.color)
     elif row.statistics is not None:
-        yield from wrapped("", figures_line(row.statistics), screen)
+        yield from wrapped("", figures_line(row.statistics), screen, mark="values")
     if row.values is not None:
         yield f"[{printable(row.slice)}]"
         lines = list(element_lines(row.values, row.dtype))
@@ -398,7 +400,7 @@ def _tensor_lines(row: ShownKey, screen: Screen) -> Iterator[str]:
             lines = list(element_lines(row.values, row.dtype, placed=True))  # the index shows where a row begins
         for line in lines:
             place, bracket, cells = line.rpartition("]  ")
-            yield from wrapped(place + bracket, cells, screen)
+            yield from wrapped(place + bracket, cells, screen, mark="values")
     else:
         yield from shard_map(row.shape or (), row.shards)
         yield from table(SHARD_COLUMNS, [shard_cells(shard) for shard in row.shards if not shard.parts], screen)

@@ -28,7 +28,7 @@ from ckptools.display.screen import mark_of
 from ckptools.display.tables import Column, table
 from ckptools.model.records import grouped
 from ckptools.option import spelled
-from ckptools.text import and_more, clip, clip_middle, few, number, plural, shape, size, spans, told_apart
+from ckptools.text import MAX_KEY, and_more, clip, clip_middle, few, number, plural, shape, size, spans, told_apart
 
 # -- one line for each subject: weights, moments, learning rates, random states ----------------------------------------
 
@@ -105,7 +105,7 @@ def _of_tensors(rows: Sequence[TensorDifference]) -> Iterator[str]:
     if measured:
         most = max(floats or measured, key=lambda row: row.change or 0.0)
         apart = ", without integers" if floats and len(floats) < len(measured) else ""
-        yield f"|dW|/|W| up to {most.change:.1e} ({clip_middle(most.name, 60)}){apart}"
+        yield f"|dW|/|W| up to {most.change:.1e} ({clip_middle(most.name, MAX_KEY)}){apart}"
 
 
 def _of_values(rows: Sequence[ValueDifference]) -> Iterator[str]:
@@ -181,7 +181,7 @@ def _ranks(rows: Sequence[ValueDifference]) -> str:
 TENSOR_COLUMNS = (
     Column("tensor", "name"), Column("verdict", "verdict"),
     Column("|dW|/|W|", "number"), Column("max |dW|", "number"), Column("cosine", "number"),
-    Column("first at"), Column("A → B", "value"), Column("detail"),
+    Column("first at"), Column("A → B", "value"), Column("detail", "value"),
 )  # fmt: skip
 VALUE_COLUMNS = (
     Column("value", "name"), Column("keys", "number"), Column("verdict", "verdict"), Column("A → B", "value"),

@@ -68,7 +68,8 @@ class ScreenPage:
         width = max((len(subject) for subject, _, _ in rows), default=0)
         widest = max((len(verdict) for _, verdict, _ in rows), default=0)
         for subject, verdict, detail in rows:
-            first, *rest = wrapped(f"{subject:{width}}  {verdict:{widest}}  ", printable(detail), self.screen)
+            label = f"{subject:{width}}  {verdict:{widest}}  "
+            first, *rest = wrapped(label, printable(detail), self.screen, mark="values")
             behind = first.removeprefix(f"{subject:{width}}  {verdict}")
             shown = painted(verdict, mark_of(verdict), self.screen.color)
             self._add([f"{subject:{width}}  {shown}{behind}", *rest])

@@ -41,7 +41,8 @@ SGR: Mapping[Mark, str] = {
 }  # fmt: skip
 """Select Graphic Rendition parameters of each mark. Source: ECMA-48, 8.3.117."""
 
-NOT_FINITE = re.compile(r"""(?<![\w.'"-])(?:-?(?:nan|inf)|[1-9]\d* (?:NaN|Inf|infinite|not finite))(?![\w.'"])""")
+COUNTED = r"[1-9]\d* (?:elements? )?(?:NaN|Inf|infinite|not finite)"
+NOT_FINITE = re.compile(rf"""(?<![\w.'"-])(?:-?(?:nan|inf)|{COUNTED})(?![\w.'"])""")
 """Floats that are not finite, as Python writes them, and counts of them; a text among values has quotes around it."""
 
 WORDS: Mapping[Mark, tuple[str, ...]] = {

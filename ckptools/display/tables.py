@@ -40,14 +40,23 @@ from ckptools.training_state.sections import measure, sections_of
 # -- line breaks between words, and inside names longer than a line ----------------------------------------------------
 
 
-AT_DOTS = re.compile(r"[^./,]*[./,]+|[^./,]+")
-"""Parts of a name or path, each with the dot, slash or comma that ends it."""
+LETTERS = r"(?:\{[^{}]*\}|[^./{]|\{(?![^{}]*\}))"
+"""A character of a name other than a dot or slash; folded labels, such as `{0..3}` or `{q,k}`, count as one."""
+
+AT_DOTS = re.compile(rf"{LETTERS}*[./]+|{LETTERS}+")
+"""Parts of a name or path, each with the dot or slash that ends it."""
+
+AT_COMMAS = re.compile(r"[^,]*,+|[^,]+")
+"""Parts of a list without spaces, each with the comma that ends it."""
 
 IN_WORDS = re.compile(r"[^_-]*[_-]+|[^_-]+")
 """Words of such a part, each with the underscore or hyphen that ends it."""
 
-BREAKS = (AT_DOTS, IN_WORDS)
-"""Places at which a long name is broken; the second only in parts that are still longer than a line."""
+BREAKS = (AT_DOTS, AT_COMMAS, IN_WORDS)
+"""Places at which a long name is broken: the next ones only in parts that are still longer than a line."""
+
+BETWEEN_NAMES = BREAKS[:2]
+"""Places at which no word is broken."""
 
 
 COMMAND = re.compile(r"(?<=: )(ckptools [a-z]+(?: (?:'[^']*'|[^\s;)'])+)*)")
@@ -62,7 +71,7 @@ def parts_of(word: str, width: int, breaks: Sequence[re.Pattern[str]] = BREAKS) 
 
 
 class LineBreaks(TextWrapper):
-    """Breaks lines at spaces; in a word longer than a line, after a dot, a slash or a comma, else after `_` or `-`.
+    """Breaks lines at spaces; in a word longer than a line, after a dot or slash, else a comma, else `_` or `-`.
 
     Of text in which commands are `whole`, each stays in one line, of any length, so that it can be copied.
     """
@@ -238,10 +247,10 @@ def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], width: in
     names = [n for n, column in enumerate(columns) if column.role in ("name", "place")]
     long = [n for n in names if widths[n] > NARROW_TEXT]
     passes: tuple[tuple[list[int], int, Sequence[re.Pattern[str]] | None], ...] = (
-        (texts, NARROW_TEXT, BREAKS[:1]),
-        ([*texts, *long], NARROWEST_BESIDE_NAME, BREAKS[:1]),
+        (texts, NARROW_TEXT, BETWEEN_NAMES),
+        ([*texts, *long], NARROWEST_BESIDE_NAME, BETWEEN_NAMES),
         (long, NARROW_TEXT, BREAKS),
-        ([*texts, *names], NARROWEST, BREAKS[:1]),
+        ([*texts, *names], NARROWEST, BETWEEN_NAMES),
         ([*texts, *names], NARROWEST, BREAKS),
         ([*texts, *names], NARROWEST, None),
     )

@@ -589,12 +589,12 @@ def optimizer_lines(optimizer: OptimizerRow, screen: Screen = PIPE) -> list[str]
     title = f"{printable(optimizer.section)}: {plural(len(optimizer.groups), 'param group')}"
     lines = wrapped("", "; ".join(part for part in (title, printable(optimizer.note)) if part), screen, mark="heading")
     keys = group_columns(optimizer.groups)
-    columns = [Column("group"), *(Column(TITLES.get(k, k), "name") for k in keys)]
+    columns = [Column("group"), *(Column(TITLES.get(k, k), "value") for k in keys)]
     columns += [Column("params", "number"), Column("tensors", "number")]
     cells = [group_cells(n, g, keys) for n, g in enumerate(optimizer.groups)]
     lines += _group_table(columns, cells, screen)
     same = in_all_groups(optimizer.groups)
-    return lines + (wrapped("all groups: ", printable(same), screen) if same else [])
+    return lines + (wrapped("all groups: ", printable(same), screen, mark="values") if same else [])
 
 
 def _group_table(columns: Sequence[Column], cells: Sequence[Sequence[str]], screen: Screen) -> list[str]:
@@ -605,7 +605,7 @@ def _group_table(columns: Sequence[Column], cells: Sequence[Sequence[str]], scre
     said = []
     for row in cells:
         words = ", ".join(f"{c.title} {text}" for c, text in zip(columns[1:], row[1:], strict=True))
-        said += wrapped(f"group {row[0]}: ", printable(words), screen, label="heading")
+        said += wrapped(f"group {row[0]}: ", printable(words), screen, "heading", "values")
     return said
 
 

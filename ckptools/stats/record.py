@@ -310,7 +310,7 @@ def fill_rows(page: ScreenPage, found: Statistics[Any], ascii: bool = False) -> 
     page.gap()
     left = found.tensors - len(found.rows)
     for text in [*([f"{left} more (--limit 0 shows all)"] if left else []), *summary(found)]:
-        page.line(text, "dim")
+        page.line(text, "values" if found.nonfinite else "dim")
 
 
 def _count_more(page: ScreenPage, left: int) -> None:
