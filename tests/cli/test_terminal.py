@@ -73,4 +73,15 @@ def test_a_terminal_gets_colours_as_colours_and_the_names_of_a_file_as_text(line
 def test_the_codes_of_a_refusal_are_painted(broken):
     shown = on_a_terminal(broken, "consolidate . -o out.safetensors")
     assert f"\x1b[{SGR['bad']}merror\x1b[0m: " in shown
-    assert re.search(rf"\x1b\[{SGR['heading']}mCK\d\d\d\x1b\[0m", shown)
+    assert re.search(rf"\x1b\[{SGR['bad']}mCK\d\d\d\x1b\[0m", shown)
+
+
+@pytest.mark.slow
+def test_an_error_wraps_between_words_and_its_command_can_be_copied(tmp_path):
+    for name in ("first", "second"):
+        torch.save({"model": {"w": torch.ones(2)}}, tmp_path / f"{name}_{'of_a_long_name' * 2}.pt")
+    shown = on_a_terminal(tmp_path, f"tree {tmp_path}").split("\r\x1b[K")[-1]
+    lines = re.sub(r"\x1b\[[\d;]*m", "", shown).splitlines()
+    assert len(lines) > 2 and all(len(line) <= 100 or "ckptools ls" in line for line in lines)
+    assert any(f"ckptools ls {tmp_path}" in line for line in lines)
+    assert lines[0].startswith("error: ") and all(line.startswith(" " * len("error: ")) for line in lines[1:])

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from ckptools.display.screen import Screen
+from ckptools.display.screen import SGR, Screen
 from ckptools.display.tables import error_lines, incident_lines
 from ckptools.model.incidents import causes_of, consequences_of
 from ckptools.model.problems import Code, Problem
@@ -68,3 +68,15 @@ def test_a_culprit_is_named_once_and_a_wide_one_on_a_line_of_its_own():
         "                 move it away if it does not belong here; else copy it again",
         "                 from where it was saved",
     ]
+
+
+def test_codes_of_errors_and_of_warnings_have_their_colours():
+    found = [Problem(Code.NOT_FINITE, "1 NaN", None, "w"), Problem(Code.STEPS_DISAGREE, "x")]
+    first, *_, last = lines(*found, screen=Screen(color=True))[::2]
+    assert f"\x1b[{SGR['bad']}mCK201\x1b[0m" in first and f"\x1b[{SGR['warn']}mCK204\x1b[0m" in last
+
+
+def test_evidence_that_is_cut_on_a_terminal_ends_between_words():
+    found = Problem(Code.NOT_FINITE, "a word " * 40, None, "w")
+    second = lines(found, screen=Screen(80, 40))[1]
+    assert second.endswith(("word ...", " a ..."))
