@@ -21,6 +21,7 @@ from ckptools.model.facts import Fact
 from ckptools.model.incidents import causes_of, consequences_of
 from ckptools.model.problems import Problem, Severity, worst_first
 from ckptools.model.provenance import Provenance
+from ckptools.model.records import grouped
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import NumpyArray, nodes_in, scalar, tensors_in, walk
 from ckptools.model.verdict import Verdict
@@ -448,7 +449,8 @@ def report_text(report: Report, screen: Screen = PIPE, private: bool = False, ev
     if brief:
         blocks[-1] += wrapped("", "-v adds where each fact is from, the layout, the optimizer and the rest", screen)
     else:
-        named = printable(few(report.differing, 20))
+        shown = report.differing if screen.width is None else _with_common_parents(report.differing)
+        named = printable(few(shown, 20))
         if named and not everything and screen.rows is not None:
             named = f"{plural(len(report.differing), 'value')} (-v names them)"
         differing = wrapped("differs between ranks, as it may: ", named, screen) if named else []
@@ -458,6 +460,15 @@ def report_text(report: Report, screen: Screen = PIPE, private: bool = False, ev
             [*differing, *problem_lines(report, ("note",), screen, most)],
         ]
     return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def _with_common_parents(names: Sequence[str]) -> list[str]:
+    """Join names with one parent as the shell spells them: `timestamp.{batch,epoch,token}`."""
+    found = list[str]()
+    for parent, inside in grouped(names, lambda name: name.rpartition(".")[0]).items():
+        ends = ",".join(name.rpartition(".")[2] for name in inside)
+        found += [f"{parent}.{{{ends}}}"] if parent and len(inside) > 2 else inside
+    return found
 
 
 def _facts_in_short(report: Report) -> Iterator[str]:
