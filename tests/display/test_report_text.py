@@ -142,3 +142,9 @@ def test_of_two_optimizers_each_is_shown_with_its_own_groups(tmp_path):
     }
     assert "0.5" in done["A"].stdout and "0.25" not in done["A"].stdout
     assert "0.25" in done["B"].stdout and "0.5 " not in done["B"].stdout
+
+
+def test_a_screen_says_the_parent_of_values_that_differ_between_ranks_once_and_a_pipe_names_each():
+    report = inspect_report(checkpoint(composer_tree()))._replace(differing=("time.batch", "time.epoch", "time.token"))
+    assert "as it may: time.{batch,epoch,token}" in report_text(report, Screen(80, 40))
+    assert "as it may: time.batch, time.epoch, time.token" in report_text(report)
