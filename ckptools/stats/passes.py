@@ -96,10 +96,10 @@ def parts_of(ck: Checkpoint, selection: Selection, per_rank: bool = False) -> li
     """Make parts of the selected tensors: whole tensors, or one part per rank."""
     chosen = tensors_chosen(ck, selection)
     wholes = [MeasuredPart(entry.name, entry.section, entry.value, kind=entry.kind) for entry in chosen]
-    return [part for whole in wholes for part in _of_each_rank(whole)] if per_rank else wholes
+    return [part for whole in wholes for part in of_each_rank(whole)] if per_rank else wholes
 
 
-def _of_each_rank(whole: MeasuredPart) -> list[MeasuredPart]:
+def of_each_rank(whole: MeasuredPart) -> list[MeasuredPart]:
     """Split a tensor by rank; keep it whole if the ranks are unknown."""
     own: dict[int, list[Shard]] = {}
     for shard in whole.tensor.shards:

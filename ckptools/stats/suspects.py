@@ -208,13 +208,14 @@ def _first(part: MeasuredPart, files: OpenFiles, test: Callable[[np.ndarray], np
             before = 0
             for flags in map(test, _values(source, files)):
                 if flags.any():
-                    return f", first at {shape(shard.box.index_of(before + int(flags.argmax())))}{_whose(shard)}"
+                    return f", first at {shape(shard.box.index_of(before + int(flags.argmax())))}{_whose(part, shard)}"
                 before += len(flags)
     return ""
 
 
-def _whose(shard: Shard) -> str:
-    return "" if shard.rank is None else f" (rank {shard.rank})"
+def _whose(part: MeasuredPart, shard: Shard) -> str:
+    """Name the rank of a shard, unless the part is of this rank alone."""
+    return "" if shard.rank is None or part.rank is not None else f" (rank {shard.rank})"
 
 
 def _changes(source: Source, files: OpenFiles) -> Iterator[int]:
@@ -249,7 +250,7 @@ def _zeros(part: MeasuredPart, row: Stats, files: OpenFiles) -> Iterator[Suspect
         if whole_rows or length == elements or not _no_accident(length, zeros, elements):
             continue
         where = "the last" if start + length == elements else f"from {count(start)} on"
-        words = f"{where} {length:,} of {elements:,} elements are zero{_whose(shard)}"
+        words = f"{where} {length:,} of {elements:,} elements are zero{_whose(part, shard)}"
         yield _suspect(row, "zeros", words, "error")
         return
     if dead and len(row.shape) == 2:
