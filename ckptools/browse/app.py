@@ -9,11 +9,11 @@ from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
 from ckptools.browse.loading import Writing
-from ckptools.browse.pages import ListPage
+from ckptools.browse.pages import Card, HomePage, ListPage, RankPage
 from ckptools.browse.row_list import RowList
 from ckptools.browse.session import Session
-from ckptools.browse.view import HINT, KEYS, OVERVIEW, RANKS, RUN, STOPPED, VALUES
-from ckptools.model.problems import Problem
+from ckptools.browse.view import FILES, KEYS, OVERVIEW, RANKS, RUN, STOPPED, VALUES
+from ckptools.model.problems import Code, Problem
 
 if TYPE_CHECKING:
     from ckptools.browse.key_tree import KeyTree, Order
@@ -26,6 +26,7 @@ class Browser(Writing):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "filter", show=False),
+        Binding("p", "only", "only problems", show=False),
         Binding("o", "order", "order", show=False),
         Binding("u", "unfold", "unfold", show=False),
         Binding("f", "figures", "figures", show=False),
@@ -42,8 +43,6 @@ class Browser(Writing):
         Binding("ctrl+c,ctrl+q", "leave", "leave", show=False, priority=True),
     ]
 
-    _nth = 0
-
     # -- leaving, stopping, help --------------------------------------------------------------------------------------
 
     def action_help(self) -> None:
@@ -57,7 +56,7 @@ class Browser(Writing):
         self.theme = "textual-dark" if self.theme == "textual-light" else "textual-light"
 
     def action_stop(self) -> None:
-        """Stop the running jobs; if there are none, clear the filter."""
+        """Stop the running jobs; if there are none, end the filters."""
         typed = self.query_one("#filter", Input)
         if "opens" in self.jobs.running:
             self.waits = STOPPED
@@ -66,6 +65,8 @@ class Browser(Writing):
             self._tell_title()
         elif typed.value:
             typed.value = ""
+        elif self.only:
+            self.action_only()
         typed.remove_class("typing")
         self.left.focus()
 
@@ -98,6 +99,22 @@ class Browser(Writing):
         self.at[KEYS] = cursor
         if self.tab == KEYS and self.key_page is not None:
             self.left.show(self.key_page.tree, cursor)
+
+    def action_only(self) -> None:
+        """Show only keys, ranks and files with problems, or all of them again."""
+        self.only = not self.only
+        if self.key_page is not None:
+            tree = self.key_page.tree
+            tree.only = self.only
+            tree.arrange(tree.text, tree.order)
+        for tab in (KEYS, RANKS, FILES):
+            self.at.pop(tab, None)
+        for tab in (RANKS, FILES):
+            self.pages.pop(tab, None)
+        if self.tab in (KEYS, RANKS, FILES):
+            self.show_tab()
+        else:
+            self.action_tab(KEYS)
 
     def action_order(self) -> None:
         """Switch to the next order of the keys."""
@@ -137,9 +154,7 @@ class Browser(Writing):
 
     def on_row_list_pressed(self, event: RowList.Pressed) -> None:
         """Run the action for a key pressed on a row."""
-        if event.rows.id == "problems" and event.what == "choose":
-            self._go_to_problem()
-        elif event.rows.id == "right" and event.what == "left":
+        if event.rows.id == "right" and event.what == "left":
             self.left.focus()
         elif event.rows.id == "left" and self.tab == KEYS:
             self._in_tree(event.what)
@@ -163,38 +178,53 @@ class Browser(Writing):
 
     def _choose(self) -> None:
         page = self.page
-        if not isinstance(page, ListPage) or self.left.cursor >= len(page.rows):
+        if not isinstance(page, ListPage | HomePage) or self.left.cursor >= len(page.rows):
             return
         target = page.rows.rows[self.left.cursor].target
-        if self.tab == VALUES and target and self.key_page is not None:
+        if isinstance(target, Card):
+            self._go_to(target.problems)
+        elif self.tab == OVERVIEW and target:
+            self.action_copy()
+        elif self.tab == VALUES and target and self.key_page is not None:
             self.show_key(self.key_page, str(target))
         elif self.tab == RUN and target is not None and not self.is_writing():
             self.jobs.stop_all()
             before, run = self.session, self.pages.get(RUN)
             self.session = Session(target.path, "", before.how, before.elsewhere, before.seconds, before.before)
             self.open()
-            self.say(HINT)
+            self.say("")
             self.pages = {RUN: run} if run is not None else {}
             self.action_tab(OVERVIEW)
 
-    def _go_to_problem(self) -> None:
-        """Go to the tensor or rank of a problem of the selected cause; when repeated, of its next problem."""
-        rows = self.problems.source
-        target = getattr(rows, "rows", [])[self.problems.cursor].target if len(rows) else None
-        found: Sequence[Problem] = target or ()
-        if not found:
-            return
-        problem = found[self._nth % len(found)]
-        self._nth += 1
-        if problem.tensor is not None and self._reveal(problem.tensor):
-            return
-        ranks = problem.all_ranks
-        if ranks and self.session.looked is not None:
-            self.action_tab(RANKS)
-            self.left.go(min(ranks))
-            self.left.focus()
+    def _go_to(self, problems: Sequence[Problem]) -> None:
+        """Go to the rank, the tensor or the file of an incident; if it has none, say what it is."""
+        first = problems[0]
+        looked = self.session.looked
+        files = [file.path.name for file in looked.checkpoint.files] if looked is not None else []
+        named = [name for problem in problems for name in problem.files if name in files]
+        tensors = (problem.tensor for problem in problems if problem.tensor is not None)
+        if self.only:
+            self.action_only()
+        if first.all_ranks and first.kind is not Code.NOT_FINITE:
+            self._show_rank(min(first.all_ranks))
+        elif any(map(self._reveal, tensors)):
+            pass
+        elif named:
+            self._show(FILES, files.index(named[0]))
         else:
-            self.say(problem.message)
+            self.say(first.message)
+
+    def _show_rank(self, rank: int) -> None:
+        self.action_tab(RANKS)
+        page = self.page
+        cells = page.cells if isinstance(page, RankPage) else ()
+        self._show(RANKS, next((n for n, cell in enumerate(cells) if cell.rank == rank), 0))
+
+    def _show(self, tab: int, n: int) -> None:
+        """Go to a row of a tab."""
+        self.action_tab(tab)
+        self.left.go(n)
+        self.left.focus()
 
     def _reveal(self, tensor: str) -> bool:
         """Go to the key that a problem names, if the checkpoint has it."""

@@ -18,10 +18,11 @@ from ckptools.display.tables import wrapped
 
 HELP = (
     ("arrows, h j k l", "move, close and open; g, G: first and last row"),
-    ("Tab, Shift+Tab", "the next list: rows, facts, problems"),
+    ("Tab, Shift+Tab", "the list or map, and its details; a click chooses a row or a rank"),
     ("1 .. 7", "the tabs; 7 lists the checkpoints of the run"),
-    ("Enter", "read a tensor's shards by file, or what each rank has; go to the tensor or rank of a problem; "
+    ("Enter", "read a tensor's shards by file, or what each rank has; go to the rank, tensor or file of a problem; "
               "open a checkpoint of the run"),
+    ("p", "only keys, ranks and files with problems; Esc shows all"),
     ("/", "filter the keys while you type: a part of a name, or a glob; Esc ends it"),
     ("o", "order of the keys: as saved, size, rms, change"),
     ("u", "show each layer, or fold those that are the same"),

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from ckptools.browse.row_list import Line, text_of
 from ckptools.contents.record import KeyRow, Keys
 from ckptools.contents.text import branches_of, joined, rows_in, values_text
 from ckptools.contents.tree import totals
 from ckptools.diff.record import Difference, TensorDifference, ValueDifference
 from ckptools.diff.text import NOT_LISTED
+from ckptools.dtypes import short
 from ckptools.keys.entries import Branch, is_glob, label_text, pattern
 from ckptools.stats.record import Stats
-from ckptools.text import clip, clip_middle, number, plural, printable, size
+from ckptools.text import clip, clip_middle, number, plural, printable, shape, size
 
 Order = Literal["as saved", "size", "rms", "change"]
 
 MAX_VALUE = 60
 """Longest value in a row, in characters."""
+
+MAX_SHAPE = 20
+"""Widest column of shapes, in characters."""
+
+
+class Fault(NamedTuple):
+    """The worst problem of a key: `NaN`, or its code; and its mark."""
+
+    words: str
+    mark: str
+
+
+NO_FAULT = Fault("", "")
+
+NAN = "NaN"
+"""Words of the fault of a tensor with NaN or infinite elements."""
+
+SIZE_WIDTH = 9
+"""Columns of a size, such as `745.0 KiB`."""
 
 
 @dataclass(slots=True)
@@ -30,6 +51,7 @@ class TreeNode:
         row: the key; None for a branch.
         opened: whether the rows inside the branch are shown below it.
         total: size of the keys in the branch, in words, once computed.
+        faults: faults of the keys in the row, once counted; None before.
     """
 
     depth: int
@@ -38,6 +60,7 @@ class TreeNode:
     row: KeyRow | None = None
     opened: bool = False
     total: str = ""
+    faults: Fault | None = None
 
     @property
     def rows(self) -> list[KeyRow]:
@@ -73,9 +96,14 @@ class KeyTree:
         self.text = ""
         self.changes: dict[str, TensorDifference | ValueDifference] = {}
         self.figures: dict[str, Stats] = {}
+        self.only = False
+        self._faults: dict[str, Fault] = {}
         self._nodes: list[TreeNode] = []
         self._flat: Sequence[KeyRow] | None = None
         self._by_name = {row.name: row for row in keys.rows}
+        shapes = {row.shape for row in keys.rows if row.type == "tensor" and row.shape is not None}
+        self._shape_width = min(max((len(shape(sizes)) for sizes in shapes), default=0), MAX_SHAPE)
+        self._dtype_width = max((len(short(dtype)) for dtype in {row.dtype for row in keys.rows}), default=0)
         self.unfold(expand)
 
     # -- filter and order ---------------------------------------------------------------------------------------------
@@ -98,18 +126,32 @@ class KeyTree:
         self.arrange(self.text, "change")
 
     def arrange(self, text: str, order: Order) -> None:
-        """Show the keys that contain a text or match a glob, in an order."""
+        """Show the keys that contain a text or match a glob, in an order; if `only`, those with problems."""
         self.text, self.order = text, order
-        if not text and order == "as saved":
+        if not text and order == "as saved" and not self.only:
             self._flat = None
             return
         rows: Sequence[KeyRow] = self.keys.rows
         if order == "change":
             rows = [self._by_name.get(name) or _only_in_b(change) for name, change in self.changes.items()]
+        if self.only:
+            rows = [row for row in rows if row.name in self._faults]
         if text:
             matches = pattern((text,)).fullmatch if is_glob(text) else lambda name: text.lower() in name.lower()
             rows = [row for row in rows if matches(row.name)]
         self._flat = self._sorted(rows)
+
+    @property
+    def counted(self) -> str:
+        """How many keys the filter for problems leaves; "" without it."""
+        return f"problems only: {len(self):,} of {len(self.keys.rows):,} keys" if self.only else ""
+
+    def mark(self, faults: Mapping[str, Fault]) -> None:
+        """Mark keys that have problems, and the branches above them."""
+        self._faults = {**faults}
+        for node in self._nodes:
+            node.faults = None
+        self.arrange(self.text, self.order)
 
     def _sorted(self, rows: Sequence[KeyRow]) -> Sequence[KeyRow]:
         if self.order == "size":
@@ -158,6 +200,7 @@ class KeyTree:
         wanted = self._by_name.get(name)
         if wanted is None:
             return None
+        self.only = False
         self.arrange("", "as saved")
         n = 0
         while n < len(self):
@@ -173,16 +216,45 @@ class KeyTree:
 
     # -- a row as text ------------------------------------------------------------------------------------------------
 
-    def line(self, n: int, width: int) -> tuple[str, str]:
-        """Render a row in a width; return text and mark."""
+    def line(self, n: int, width: int) -> Line:
+        """Render a row in a width: name, fault, shape and dtype, size.
+
+        Where there is no room for all of it, the shape and dtype go first, then the size; the name is cut last.
+        """
         node = self.node(n)
         sign = ("- " if node.opened else "+ ") if node.opens else "  "
-        behind = self._behind(node)
         before = "  " * node.depth + sign
-        room = max(width - len(before) - len(behind) - 1, 8)
-        name = clip_middle(printable(node.name), room)
-        change = self.changes.get(node.row.name) if node.row is not None else None
-        return f"{before}{name:{room}} {behind}", "warn" if change is not None else ""
+        name, behind = printable(node.name), self._behind(node)
+        fault = self._fault_of(node)
+        told = [(f"{fault.words}  ", fault.mark)] if fault.words else []
+        changed = node.row is not None and node.row.name in self.changes
+        described = (self._described(node), "dim")
+        short_end: Line = [*told, (behind, "")]
+        ends: tuple[Line, ...] = ([*told, described, (f"{behind:>{SIZE_WIDTH}}", "")], short_end, told)
+        room = width - len(before) - 1
+        end = next((end for end in ends if len(name) + len(text_of(end)) <= room), short_end)
+        room = max(room - len(text_of(end)), 8)
+        return [(f"{before}{clip_middle(name, room):{room}} ", fault.mark or ("warn" if changed else "")), *end]
+
+    def _described(self, node: TreeNode) -> str:
+        """Shape and dtype that all keys in a row share, in columns; spaces if they share none."""
+        rows = [node.row] if node.row is not None else node.branch.items if node.branch is not None else []
+        inner = node.branch.children if node.branch is not None else ()
+        kinds = {(row.shape, row.dtype) for row in rows} if not inner else set()
+        sizes, dtype = kinds.pop() if len(kinds) == 1 else (None, "")
+        text = clip(shape(sizes), MAX_SHAPE) if sizes is not None else ""
+        return f"{text:{self._shape_width}} {short(dtype):{self._dtype_width}} "
+
+    def _fault_of(self, node: TreeNode) -> Fault:
+        """The worst fault in a row; of a branch, with the number of its keys that have one."""
+        if not self._faults:
+            return NO_FAULT
+        if node.faults is None:
+            found = [self._faults[row.name] for row in node.rows if row.name in self._faults]
+            worst = min(found, key=lambda fault: (fault.mark != "bad", fault.words != NAN), default=NO_FAULT)
+            many = f" in {sum(one == worst for one in found):,}" if node.row is None and found else ""
+            node.faults = Fault(f"{worst.words}{many}", worst.mark)
+        return node.faults
 
     def _behind(self, node: TreeNode) -> str:
         """Return the text after the name: size or value, or the value by which the list is sorted."""

@@ -7,14 +7,14 @@ import time
 from typing import TYPE_CHECKING
 
 from ckptools.browse import pages
-from ckptools.browse.session import CheckpointReport, escaped
-from ckptools.browse.view import KEYS, OPENS, OVERVIEW, RUN, SEVERAL, STOPPED, VALUES, View
+from ckptools.browse.session import CheckpointReport, escaped, faulty_keys
+from ckptools.browse.view import KEYS, OPENS, OVERVIEW, READS, RUN, SEVERAL, STOPPED, VALUES, View
 from ckptools.display.tables import wrapped
 from ckptools.errors import CkptoolsError, ReadError, SeveralError
 from ckptools.text import plural, printable
 
 if TYPE_CHECKING:
-    from ckptools.browse.key_tree import KeyTree
+    from ckptools.browse.key_tree import Fault, KeyTree
     from ckptools.browse.pages import KeyPage
     from ckptools.consolidate.record import Consolidated
     from ckptools.contents.record import Keys, Shown
@@ -66,29 +66,56 @@ class LoadingView(View):
     def looked(self, looked: CheckpointReport) -> None:
         """Show an opened checkpoint, and start loading the rest."""
         self.session.looked = looked
+        self._show_anew()
+        self.call_after_refresh(self._go_on, looked)
+
+    def _show_anew(self) -> None:
+        """Make the tabs again, of what is known by now."""
+        self.session.looked = self.session.judged()
         self.pages = {RUN: self.pages[RUN]} if RUN in self.pages else {}
         if self.key_page is not None:
             self.pages[KEYS] = self.key_page
-        self.problems.show(pages.problem_rows(looked))
+        self.at[self.tab] = self.left.cursor
         self.show_tab()
-        self.call_after_refresh(self._go_on, looked)
+
+    def _judge(self) -> None:
+        """Judge the checkpoint again if values that were read are NaN or infinite, and mark their keys."""
+        looked = self.session.looked
+        if looked is None or all(problem in looked.report.problems for problem in self.session.found):
+            return
+        if self.key_page is not None:
+            self.key_page.tree.mark(
+                faulty_keys([*looked.report.problems, *self.session.found], self.session.entries.values())
+            )
+        self._show_anew()
 
     def _go_on(self, looked: CheckpointReport) -> None:
         self.first_screen = self.first_screen or time.perf_counter()
         self.begin("lists keys", lambda _: self._listed(looked), lambda found: self._keys(looked, *found), shown=False)
 
-    def _listed(self, looked: CheckpointReport) -> tuple[Keys, dict[str, Entry], KeyTree | None]:
-        """List the keys, and build their tree if they have changed."""
+    def _listed(self, looked: CheckpointReport) -> tuple[Keys, dict[str, Entry], dict[str, Fault], KeyTree | None]:
+        """List the keys, find those with problems, and build the tree if the keys have changed."""
         from ckptools.browse.key_tree import KeyTree
 
         keys, entries = self.session.list_keys(looked)
         known = self.session.keys is not None and self.key_page is not None and self.session.keys.rows == keys.rows
-        return keys, entries, None if known else KeyTree(keys)
+        faults = faulty_keys(looked.report.problems, entries.values())
+        return keys, entries, faults, None if known else KeyTree(keys)
 
-    def _keys(self, looked: CheckpointReport, keys: Keys, entries: dict[str, Entry], tree: KeyTree | None) -> None:
+    def _keys(
+        self,
+        looked: CheckpointReport,
+        keys: Keys,
+        entries: dict[str, Entry],
+        faults: dict[str, Fault],
+        tree: KeyTree | None,
+    ) -> None:
         self.session.keys, self.session.entries = keys, entries
         if tree is not None:
+            tree.only = self.only
             self.key_page = self.pages[KEYS] = pages.KeyPage(self.session, tree)
+        if self.key_page is not None:
+            self.key_page.tree.mark(faults)
         self.pages.pop(VALUES, None)
         if self.tab in (KEYS, VALUES):
             self.show_tab()
@@ -102,9 +129,8 @@ class LoadingView(View):
         looked = self.session.looked
         if looked is None and self.waits == STOPPED:
             self.open()
-        reads = "reads every rank" in self.jobs.running
-        if looked is not None and not looked.checkpoint.all_ranks and not reads:
-            self.begin("reads every rank", self.session.every_rank, self.looked)
+        if looked is not None and not looked.checkpoint.all_ranks and READS not in self.jobs.running:
+            self.begin(READS, self.session.every_rank, self.looked)
 
     def compared(self, difference: Difference) -> None:
         """Show the differences, the largest change first."""
@@ -130,15 +156,15 @@ class RowReading(LoadingView):
     def _shown(self, page: KeyPage, name: str, found: Shown) -> None:
         page.full[name] = found
         page.elements.pop(name, None)
+        self._judge()
         self.look_up(keep=True)
 
     def action_figures(self) -> None:
         """Compute statistics of the tensors in a row."""
         names = self.tensors()
         if names:
-            words = f"reads {plural(len(names), 'tensor')}"
-            self.begin("reads values", lambda job: self.session.figures(job, names), self._measured)
-            self.say(words)
+            words = f"reads values of {plural(len(names), 'tensor')}"
+            self.begin(words, lambda job: self.session.figures(job, names), self._measured)
 
     def tensors(self) -> list[str]:
         """Names of the tensors in the row under the cursor; if there are none, say why."""
@@ -158,8 +184,9 @@ class RowReading(LoadingView):
         tree = self.key_page.tree
         tree.figures.update({row.name: row for row in found.rows})
         tree.arrange(tree.text, tree.order)
+        self._judge()
         self.left.refit()
-        self.say("; ".join(summary(found)))
+        self.say(summary(found)[0])
         self.look_up()
 
     def action_elements(self) -> None:
@@ -179,6 +206,7 @@ class RowReading(LoadingView):
 
         def read(found: Shown) -> None:
             page.elements[name] = found
+            self._judge()
             self.look_up()
 
         from ckptools.browse.dialogs import LineDialog
@@ -205,6 +233,7 @@ class RowReading(LoadingView):
         known = {name: row for name, row in tree.changes.items() if name not in compared}
         tree.changes = {**known, **{row.name: row for row in found.tensors if row.verdict not in NOT_LISTED}}
         tree.arrange(tree.text, tree.order)
+        self._judge()
         self.left.refit()
         self.say(verdict_line(found))
         self.look_up()

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ckptools.browse.key_tree import KeyTree, TreeNode
+from ckptools.browse.row_list import Line
 from ckptools.browse.session import CheckpointReport, Session, command_line, glob_of
-from ckptools.contents.record import Shown
+from ckptools.contents.record import KeyRow, Shown
 from ckptools.contents.show import stated
 from ckptools.contents.text import figures_line, shown_text
 from ckptools.contents.tree import totals
 from ckptools.diff.record import TensorDifference
 from ckptools.display.next_command import quoted
-from ckptools.display.screen import Screen
-from ckptools.display.tables import table, wrapped
-from ckptools.inspect.record import optimizer_lines, report_text, scheduler_words
+from ckptools.display.screen import HEADLINES, SGR, Mark, Screen
+from ckptools.display.tables import incident_lines, table, wrapped
+from ckptools.inspect.record import facts_text, optimizer_lines, scheduler_words
 from ckptools.model.facts import RankFile
 from ckptools.model.incidents import consequences_of, incidents_of, problems_by_cause
-from ckptools.model.problems import Problem
+from ckptools.model.problems import Problem, Severity
 from ckptools.model.records import to_dict
 from ckptools.model.tensor import Tensor
 from ckptools.stats.record import Stats, histogram
@@ -31,11 +33,17 @@ if TYPE_CHECKING:
     from ckptools.pictures.rank_map import Grouping, RankCell
 
 
-MARKS = {"error": "bad", "warning": "warn", "note": "dim"}
+MARKS: dict[Severity, Mark] = {"error": "bad", "warning": "warn", "note": "dim"}
+
+_PAINTED = re.compile(r"\x1b\[([\d;]+)m(.*?)\x1b\[0m")
+_MARK_OF = {code: mark for mark, code in SGR.items()}
 
 
 class Row(NamedTuple):
-    """A row of a list: text, mark, target of Enter, and a name at the end, shortened in the middle to fit."""
+    """A row of a list: text, mark, target of Enter, and a name at the end, shortened in the middle to fit.
+
+    The text may have the colours of a terminal, as `display` paints a printable text.
+    """
 
     text: str
     mark: str = ""
@@ -52,30 +60,21 @@ class PageRows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def line(self, n: int, width: int) -> tuple[str, str]:
-        """Return a row as text, and its mark."""
+    def line(self, n: int, width: int) -> Line:
+        """Return a row with its mark."""
         row = self.rows[n]
-        return row.text + clip_middle(printable(row.name), max(width - len(row.text), 8)), row.mark
+        if row.name:
+            return [(row.text + clip_middle(printable(row.name), max(width - len(row.text), 8)), row.mark)]
+        return list(_parts(row))
 
 
-# -- problems ----------------------------------------------------------------------------------------------------------
-
-
-def problem_rows(looked: CheckpointReport) -> PageRows:
-    """Make a row for each cause, the worst first, with its remedy below; Enter leads to its problems."""
-    return PageRows(list(_cause_rows(looked.report.problems)) or [Row("no problem was found", "good")])
-
-
-def _cause_rows(problems: Sequence[Problem]) -> Iterator[Row]:
-    problems_of = dict(problems_by_cause(problems, ("error", "warning", "note")))
-    for one in incidents_of(problems_of):
-        for cause in one.causes:
-            yield Row(printable(f"{cause.code}  {cause.words}"), MARKS[cause.severity], problems_of[cause])
-        if one.remedy:
-            yield Row(printable(f"       {one.remedy}"), "dim", problems_of[one.causes[0]])
-    for following in consequences_of(problems):
-        of_code = tuple(problem for problem in problems if problem.code == following.code)
-        yield Row(printable(f"       -> {following.text}"), "dim", of_code)
+def _parts(row: Row) -> Iterator[tuple[str, str]]:
+    """Divide a row where its text changes colour."""
+    before, *painted = _PAINTED.split(row.text)
+    yield before, row.mark
+    for code, text, after in zip(painted[::3], painted[1::3], painted[2::3], strict=True):
+        yield text, _MARK_OF[code]
+        yield after, row.mark
 
 
 # -- tabs --------------------------------------------------------------------------------------------------------------
@@ -92,7 +91,7 @@ class TextPage:
 
     def fit(self, width: int) -> None:
         """Render the text for a width."""
-        self.rows = PageRows(Row(line, "") for line in self.text(Screen(width)).split("\n"))
+        self.rows = PageRows(self.text(Screen(width, color=True)).split("\n"))
 
     def detail(self, _n: int, _width: int) -> Callable[[], PageRows]:
         """Nothing: the tab has no details."""
@@ -105,11 +104,12 @@ class TextPage:
 
 @dataclass
 class ListPage:
-    """A tab with a list, and details of the row under the cursor."""
+    """A tab with a list, and details of the row under the cursor; `counted` says how many rows a filter leaves."""
 
     rows: PageRows
     about: Callable[[Any, Screen], Iterable[str]]
     command: Callable[[Any], str]
+    counted: str = ""
     wide = False
 
     def fit(self, _width: int) -> None:
@@ -118,16 +118,71 @@ class ListPage:
     def detail(self, n: int, width: int) -> Callable[[], PageRows]:
         """Return a function that makes the details of a row."""
         target = self.rows.rows[n].target if n < len(self.rows) else None
-        return lambda: PageRows(() if target is None else self.about(target, Screen(max(width, 20))))
+        return lambda: PageRows(() if target is None else self.about(target, Screen(max(width, 20), color=True)))
 
     def command_of(self, n: int) -> str:
         """The command that prints the same data."""
         return self.command(self.rows.rows[n].target if n < len(self.rows) else None)
 
 
-def overview(session: Session, looked: CheckpointReport) -> TextPage:
-    """Make the tab with the text of `inspect`."""
-    return TextPage(lambda screen: report_text(looked.report, screen), command_line("inspect", session.arguments))
+class Card(NamedTuple):
+    """The target of an incident's rows: its problems, the worst first."""
+
+    problems: tuple[Problem, ...]
+
+
+@dataclass
+class HomePage:
+    """The first tab: a card for each incident, the next command, then the facts of `inspect`."""
+
+    looked: CheckpointReport
+    arguments: str
+    rows: PageRows = field(default_factory=PageRows)
+    wide = True
+
+    def fit(self, width: int) -> None:
+        """Wrap the texts for a width."""
+        self.rows = PageRows(self._rows(Screen(width, MANY_ROWS, color=True)))
+
+    def _rows(self, screen: Screen) -> Iterator[Row]:
+        report = self.looked.report
+        for text in (report.verdict.remark, "" if report.verdict.causes else report.verdict.headline):
+            if text:
+                mark = HEADLINES[report.verdict.level] if text == report.verdict.headline else ""
+                yield from map(Row, wrapped("", printable(text), screen, mark=mark))
+                yield Row("")
+        for card, lines in cards(report.problems, screen):
+            yield from (Row(line, "", card) for line in lines)
+            yield Row("")
+        if report.next:
+            next_lines = wrapped("next: ", report.next, screen, label="heading", mark="change")
+            yield from (Row(line, "", report.next) for line in next_lines)
+            yield Row("")
+        yield from map(Row, facts_text(report, screen._replace(rows=None)).split("\n"))
+
+    def detail(self, _n: int, _width: int) -> Callable[[], PageRows]:
+        """Nothing: the tab has no details."""
+        return PageRows
+
+    def command_of(self, n: int) -> str:
+        """The next command on its own row; else the command that prints the page."""
+        target = self.rows.rows[n].target if n < len(self.rows) else None
+        return target if isinstance(target, str) else command_line("inspect", self.arguments)
+
+
+MANY_ROWS = 1000
+"""Rows of a screen on which the evidence of an incident is cut, as on a terminal; the page scrolls."""
+
+
+def cards(problems: Sequence[Problem], screen: Screen) -> Iterator[tuple[Card, list[str]]]:
+    """Yield each incident, the worst first, with its lines: culprit, evidence, remedy, and what follows from it."""
+    problems_of = dict(problems_by_cause(problems))
+    incidents, following = incidents_of(problems_of), consequences_of(problems)
+    lost = following[0].causes if following else ()
+    leading = [one for one in incidents if any(cause.code in lost for cause in one.causes)]
+    for one in incidents:
+        lines = incident_lines(one.causes, following if one in leading[-1:] else (), screen)
+        yield Card(tuple(problem for cause in one.causes for problem in problems_of[cause])), lines
 
 
 def training(session: Session, looked: CheckpointReport) -> TextPage:
@@ -148,13 +203,15 @@ def training(session: Session, looked: CheckpointReport) -> TextPage:
     return TextPage(text, command_line("inspect", session.arguments, *(["--section", here] if here else [])))
 
 
-def files(session: Session, looked: CheckpointReport) -> ListPage:
-    """Make the tab of files; details are the problems of a file."""
-    found = looked.checkpoint.files
+def files(session: Session, looked: CheckpointReport, only: bool) -> ListPage:
+    """Make the tab of files, or `only` of files with problems; details are the problems of a file."""
+    problems = looked.report.problems
     marks = {"missing": "bad", "cut": "bad", "bad": "bad", "seen": "dim", "listed": "dim"}
+    every = looked.checkpoint.files
+    kept = [file for file in every if not only or marks.get(file.status) == "bad" or _own(problems, file)]
     rows = [
         Row(f"{file.status:8} {size(file.nbytes):>10}  ", marks.get(file.status, ""), file, file.path.name)
-        for file in found
+        for file in kept
     ]
 
     def about(file: RankFile, screen: Screen) -> Iterable[str]:
@@ -164,70 +221,70 @@ def files(session: Session, looked: CheckpointReport) -> ListPage:
             yield printable(f"holds {file.part}")
         if file.modified:
             yield f"saved {moment(file.modified)}"
-        yield from _problems(looked.report.problems, screen, file.rank, file.path.name)
+        yield from _incidents(_own(problems, file), screen)
 
-    return ListPage(
-        PageRows(rows or [Row("it has no files")]), about, lambda _: command_line("verify", session.arguments)
-    )
-
-
-def _problems(problems: Sequence[Problem], screen: Screen, rank: int | None, name: str = "") -> Iterable[str]:
-    """Render the problems of a rank or a file, by cause."""
-    own = [p for p in problems if (rank is not None and rank in p.all_ranks) or (name and name in p.files)]
-    for row in _cause_rows(own):
-        yield from wrapped(row.text[:7], row.text[7:], screen)
+    counted = f"problems only: {len(kept):,} of {len(every):,} files" if only else ""
+    rows = rows or [Row("it has no files" if not every else "")]
+    return ListPage(PageRows(rows), about, lambda _: command_line("verify", session.arguments), counted)
 
 
-def ranks(session: Session, looked: CheckpointReport) -> ListPage:
-    """Make the tab of ranks; details are a map of all ranks by the device mesh, and the rank's problems."""
-    from ckptools.pictures.rank_map import STATES, grouping, rank_cells
+def _own(problems: Iterable[Problem], file: RankFile) -> list[Problem]:
+    """The problems of a file, or of its rank."""
+    of_rank = (p for p in problems if file.rank is not None and file.rank in p.all_ranks)
+    return [*of_rank, *(p for p in problems if file.path.name in p.files and file.rank not in p.all_ranks)]
 
-    cells = rank_cells(looked.checkpoint)
-    how = grouping(looked.checkpoint, sum(cell.rank is not None for cell in cells))
-    rows = [Row(_rank_text(cell), "bad" if cell.state in ("missing", "cut") else "", n) for n, cell in enumerate(cells)]
 
-    def about(n: int, screen: Screen) -> Iterable[str]:
-        yield from wrapped("", printable(cells[n].words), screen)
-        yield from ([printable(how.words)] if how.words else [])
-        yield from rank_grid(cells, how, n, screen.width or 80)
-        for state in dict.fromkeys(cell.state for cell in cells):
-            yield f"{STATES[state].letter or '.'}  {STATES[state].means}"
+def _incidents(problems: Sequence[Problem], screen: Screen) -> Iterator[str]:
+    for _, lines in cards(problems, screen):
         yield ""
-        yield from _problems(looked.report.problems, screen, cells[n].rank)
-
-    return ListPage(
-        PageRows(rows or [Row("it has no files")]),
-        about,
-        lambda _: command_line("inspect", session.arguments, "--all-ranks"),
-    )
+        yield from lines
 
 
-def _rank_text(cell: RankCell) -> str:
-    """Render a rank as a row: `rank 2    cut        1 file, 7.3 KiB; CK002`."""
-    whose, _, rest = cell.words.partition(": ")
-    return printable(f"{whose:9} {'' if cell.state == 'fine' else cell.state:9} {rest.partition('; ')[2]}")
+@dataclass
+class RankPage:
+    """The tab of ranks: a map of all of them by the device mesh; details are of the rank under the cursor.
 
-
-def rank_grid(cells: Sequence[RankCell], how: Grouping, at: int, width: int) -> list[str]:
-    """Draw a map of ranks, a letter for each rank that is not fine, with gaps between groups of the device mesh.
-
-    `at` is the marked rank: with `>` before it, or `@` in its place if two columns for each rank are too wide.
+    Attributes:
+        kept: numbers of the cells that are shown: all, or those of ranks with problems.
     """
-    from ckptools.pictures.rank_map import STATES
 
-    wide = 2 if 2 * how.group + 6 <= width else 1
-    fitting = max((width - 6) // (wide * how.group + 1), 1)
-    across = min(how.across, fitting * how.group, max(len(cells), 1))
-    lines = []
-    for start in range(0, len(cells), across):
-        row = [f"{cells[start].rank if cells[start].rank is not None else '':>4} "]
-        for n in range(start, min(start + across, len(cells))):
-            letter = STATES[cells[n].state].letter or "."
-            gap = " " if n > start and (n - start) % how.group == 0 else ""
-            row.append(gap + (letter if n != at else "@") if wide == 1 else f"{gap}{'>' if n == at else ' '}{letter}")
-        lines += [""] if start and start % how.block == 0 else []
-        lines.append("".join(row))
-    return lines
+    looked: CheckpointReport
+    cells: Sequence[RankCell]
+    how: Grouping
+    kept: Sequence[int]
+    command: str
+    counted: str
+    wide = False
+
+    def fit(self, _width: int) -> None:
+        """Nothing: the map arranges its cells."""
+
+    def detail(self, n: int, width: int) -> Callable[[], PageRows]:
+        """Return a function that makes the details of a rank."""
+        return lambda: PageRows(self._about(n, Screen(max(width, 20), color=True)) if self.kept else ())
+
+    def _about(self, n: int, screen: Screen) -> Iterator[str]:
+        rank = self.cells[n].rank
+        yield from wrapped("", printable(self.cells[n].words), screen, mark="heading")
+        if self.how.words:
+            yield from wrapped("", printable(self.how.words), screen)
+        if rank is not None:
+            yield from _incidents([p for p in self.looked.report.problems if rank in p.all_ranks], screen)
+
+    def command_of(self, _n: int) -> str:
+        """The command that prints the same data."""
+        return self.command
+
+
+def ranks(session: Session, looked: CheckpointReport, only: bool) -> RankPage:
+    """Make the tab of ranks, or `only` of ranks with problems."""
+    from ckptools.pictures.rank_map import grouping, rank_cells
+
+    cells = rank_cells(looked.checkpoint, [*looked.checkpoint.problems, *session.found] if session.found else None)
+    how = grouping(looked.checkpoint, sum(cell.rank is not None for cell in cells))
+    kept = [n for n, cell in enumerate(cells) if not only or cell.state not in ("fine", "looked at")]
+    counted = f"problems only: {len(kept):,} of {len(cells):,} ranks" if only else ""
+    return RankPage(looked, cells, how, kept, command_line("inspect", session.arguments, "--all-ranks"), counted)
 
 
 def unshared(session: Session, looked: CheckpointReport, full: dict[str, Shown]) -> ListPage | TextPage:
@@ -315,6 +372,11 @@ class KeyPage:
     wide = False
 
     @property
+    def counted(self) -> str:
+        """How many keys the filter for problems leaves; "" without it."""
+        return self.tree.counted
+
+    @property
     def rows(self) -> KeyTree:
         """The rows of the list."""
         return self.tree
@@ -329,7 +391,7 @@ class KeyPage:
     def detail(self, n: int, width: int) -> Callable[[], PageRows]:
         """Return a function that makes the details of a row, without opening files."""
         node = self.node(n)
-        return lambda: PageRows(self._about(node, Screen(max(width, 20))) if node is not None else ())
+        return lambda: PageRows(self._about(node, Screen(max(width, 20), color=True)) if node is not None else ())
 
     def _about(self, node: TreeNode, screen: Screen) -> Iterator[str]:
         row = node.row
@@ -346,6 +408,7 @@ class KeyPage:
             if len(rows) > MOST:
                 yield f"{len(rows) - MOST} more"
             return
+        yield from self._problem_lines(row, screen)
         change = self.tree.changes.get(row.name)
         if change is not None:
             for name, value in to_dict(change).items():
@@ -360,6 +423,16 @@ class KeyPage:
             known = stated(self.session.looked.checkpoint, values)
         if known is not None:
             yield from shown_text(known, screen).split("\n")
+
+    def _problem_lines(self, row: KeyRow, screen: Screen) -> Iterator[str]:
+        entry, looked = self.session.entries.get(row.name), self.session.looked
+        problems = looked.report.problems if looked is not None and entry is not None else ()
+        own = [p for p in problems if entry is not None and p.tensor in entry.names and p.severity != "note"]
+        for problem in own[:MOST]:
+            rank = "" if problem.rank is None else f"rank {problem.rank}: "
+            mark = MARKS[problem.severity]
+            yield from wrapped(f"{problem.code}  ", printable(rank + problem.message), screen, label=mark, mark=mark)
+        yield from [""] * bool(own)
 
     def tensors(self, n: int) -> list[str]:
         """Names of the tensors in a row."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Protocol
 
 from rich.segment import Segment
 from rich.style import Style
+from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 from textual.message import Message
@@ -15,10 +17,14 @@ from textual.strip import Strip
 
 from ckptools.text import clip
 
-COLOURS = {"bad": ("#ff8a80", "#b00020"), "warn": ("#ffc473", "#7a4300"), "good": ("#6ee787", "#006b1e")}
+COLOURS = {
+    "bad": ("#ff8a80", "#b00020"),
+    "warn": ("#ffc473", "#7a4300"), "doubtful": ("#ffc473", "#7a4300"),
+    "good": ("#6ee787", "#006b1e"), "sound": ("#6ee787", "#006b1e"),
+}  # fmt: skip
 """Colours of each mark on dark and on light, with a contrast of at least 4.5 to 1; near the 16 terminal colours."""
 
-MARKS = (*COLOURS, "dim")
+MARKS = (*COLOURS, "dim", "heading", "change")
 _UNDERLINED = Style(underline=True)
 MORE = ">"
 """Shown in the last column of a line that continues beyond the screen, as in `less -S`."""
@@ -33,14 +39,32 @@ def coloured(selector: str) -> str:
     )
 
 
+Line = Sequence[tuple[str, str]]
+"""The parts of a row as plain printable text, each with its mark: `bad`, `warn`, `good`, `dim` or ""."""
+
+
+def text_of(line: Line) -> str:
+    """The text of a row without its marks."""
+    return "".join(text for text, _ in line)
+
+
 class RowSource(Protocol):
-    """Rows of text; `line` may cut a row to a width, and returns its mark: `bad`, `warn`, `good`, `dim` or ""."""
+    """Rows of text; `line` may cut a row to a width."""
 
     def __len__(self) -> int: ...
 
-    def line(self, n: int, width: int) -> tuple[str, str]:
-        """Return a row as plain printable text, and its mark."""
+    def line(self, n: int, width: int) -> Line:
+        """Return the parts of a row."""
         ...
+
+
+def _cut(line: Line, text: str) -> Iterator[tuple[str, str]]:
+    """Yield the parts of a row whose text was cut to `text`, with their marks."""
+    at = 0
+    for part, mark in line:
+        if text[at : at + len(part)]:
+            yield text[at : at + len(part)], mark
+        at += len(part)
 
 
 class Nothing:
@@ -49,7 +73,7 @@ class Nothing:
     def __len__(self) -> int:
         return 0
 
-    def line(self, n: int, width: int) -> tuple[str, str]:
+    def line(self, n: int, width: int) -> Line:
         """Never called: there is no row."""
         raise IndexError(n)
 
@@ -61,7 +85,8 @@ class RowList(ScrollView, can_focus=True):
 
     DEFAULT_CSS = """
     RowList { height: 1fr; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 0; scrollbar-color: $primary; }
-    RowList .row--bad { text-style: bold; }
+    RowList .row--bad, RowList .row--heading, RowList .row--change { text-style: bold; }
+    RowList .row--doubtful, RowList .row--sound { text-style: bold; }
     RowList .row--dim { color: $text-muted; }
     RowList .row--cursor { text-style: reverse; }
     """ + coloured("RowList{light} .row--{mark}")
@@ -109,7 +134,7 @@ class RowList(ScrollView, can_focus=True):
 
     def refit(self) -> None:
         """Update number and width of the rows from the source."""
-        texts = (self.source.line(n, 0)[0] for n in range(0 if self.has_cursor else len(self.source)))
+        texts = (text_of(self.source.line(n, 0)) for n in range(0 if self.has_cursor else len(self.source)))
         width = max(map(len, texts), default=0)
         self.virtual_size = Size(width, len(self.source))
         self.refresh()
@@ -135,18 +160,44 @@ class RowList(ScrollView, can_focus=True):
         base = self.rich_style
         if n >= len(self.source):
             return Strip.blank(width, base)
-        text, mark = self.source.line(n, width)
+        line = self.source.line(n, width)
+        text = text_of(line)
         if self.has_cursor:
             text = clip(text, width)
         elif len(text) > scroll_x + width:  # a sign shows that the text, perhaps a number, is cut
             text = f"{text[: scroll_x + width - 1]}{MORE}"
-        style = base + self.get_component_styles(f"row--{mark}").rich_style if mark else base
-        if self.has_cursor and n == self.cursor:
-            style = (
-                base + self.get_component_styles("row--cursor").rich_style if self.has_focus else style + _UNDERLINED
-            )
-        strip = Strip([Segment(text, style)])
-        return strip.crop_extend(scroll_x, scroll_x + width, style if n == self.cursor and self.has_focus else base)
+        at_cursor = self.has_cursor and n == self.cursor
+        segments = [Segment(part, self.style_of(mark, at_cursor)) for part, mark in _cut(line, text)]
+        rest = self.style_of("", at_cursor) if at_cursor and self.has_focus else base
+        return Strip(segments).crop_extend(scroll_x, scroll_x + width, rest)
+
+    def style_of(self, mark: str, at_cursor: bool = False) -> Style:
+        """The style of a text by its mark; the row of the cursor is reversed if the list has the focus."""
+        if at_cursor and self.has_focus:
+            return self.rich_style + self.get_component_styles("row--cursor").rich_style
+        style = self.rich_style + self.get_component_styles(f"row--{mark}").rich_style if mark else self.rich_style
+        return style + _UNDERLINED if at_cursor else style
+
+    # -- mouse --------------------------------------------------------------------------------------------------------
+
+    def on_click(self, event: events.Click) -> None:
+        """Move the cursor to the row that was clicked; a second click chooses it."""
+        at = event.get_content_offset(self)
+        n = self.row_at(at.x, at.y) if at is not None and self.has_cursor else None
+        if n is not None:
+            self.go(n)
+            if event.chain == 2:
+                self.action_choose()
+
+    def row_at(self, _x: int, y: int) -> int | None:
+        """The row drawn at a position, counted from the upper left corner; None if there is none."""
+        n = y + self.scroll_offset.y
+        return n if n < len(self.source) else None
+
+    def on_resize(self) -> None:
+        """Keep the row of the cursor in view."""
+        if self.has_cursor:
+            self.go(self.cursor)
 
     # -- keys ---------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ needed for the first screen are imported on use.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,22 +15,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ckptools.display.next_command import quoted
+from ckptools.display.next_command import instead_of_writing, quoted
 from ckptools.files.opening import File, location
 from ckptools.files.remote.path import RemotePath
 from ckptools.formats.open import open_checkpoint, with_all_ranks
 from ckptools.inspect.record import Report, inspect_report
 from ckptools.keys.entries import EVERYTHING, Entry, Selection, entries_of, pattern
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.model.records import grouped
 from ckptools.model.tensor import Tensor
+from ckptools.rules.verdict import verdict_of
 from ckptools.text import common_prefix, plural, size
 
 if TYPE_CHECKING:
+    from ckptools.browse.key_tree import Fault
     from ckptools.consolidate.record import Consolidated
     from ckptools.contents.record import KeyRow, Keys, Shown
     from ckptools.diff.record import Difference
     from ckptools.doctor.answers import Diagnosis
     from ckptools.ls.record import RunFolder
+    from ckptools.stats.passes import MeasuredPart
     from ckptools.stats.record import Statistics, Stats
 
 
@@ -48,6 +54,7 @@ class BackgroundJob:
 
     Attributes:
         name: of the job, in words; a later job of the same name replaces it.
+        files: the files read so far.
         shown: whether the status line shows it; short jobs would only flicker.
     """
 
@@ -55,12 +62,12 @@ class BackgroundJob:
         self.name, self.shown = name, shown
         self.stopped = threading.Event()
         self.started = time.monotonic()
-        self._files = 0
+        self.files: set[Path] = set()
         self._nbytes = 0
 
-    def on_file(self, _: Path) -> None:
-        """Count a file that was read, as the `on_file` callback of opening; raises if the job is stopped."""
-        self._files += 1
+    def on_file(self, path: Path) -> None:
+        """Keep a file that was read, as the `on_file` callback of opening; raises if the job is stopped."""
+        self.files.add(path)
         self.check()
 
     def on_bytes(self, nbytes: int, _: str) -> None:
@@ -80,7 +87,7 @@ class BackgroundJob:
     @property
     def words(self) -> str:
         """Describe the job and its progress: `reads every rank: 312 files, 4 s`."""
-        counted = [plural(self._files, "file")] if self._files else []
+        counted = [plural(len(self.files), "file")] if self.files else []
         counted += [size(self._nbytes)] if self._nbytes else []
         counted += [f"{time.monotonic() - self.started:.0f} s"]
         return f"{self.name}: {', '.join(counted)}"
@@ -183,6 +190,7 @@ class Session:
         elsewhere: bytes of rank files that other processes have read.
         seconds: time spent reading.
         before: value of `File.total_read` when the session began.
+        not_finite: by the name of a tensor whose values were read, a problem for each rank with NaN or infinity in it.
     """
 
     path: str
@@ -197,6 +205,7 @@ class Session:
     difference: Difference | None = None
     second: Checkpoint | None = None
     run: RunFolder | None = None
+    not_finite: dict[str, tuple[Problem, ...]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _one_reads: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _whole: CheckpointReport | None = None
@@ -265,6 +274,22 @@ class Session:
 
         return keys_of(looked.checkpoint), {entry.name: entry for entry in entries_of(looked.checkpoint)}
 
+    @property
+    def found(self) -> list[Problem]:
+        """The problems of values that were read."""
+        return [problem for problems in self.not_finite.values() for problem in problems]
+
+    def judged(self) -> CheckpointReport | None:
+        """The checkpoint as far as it is read, judged with the values that were read; None before it is opened."""
+        known = self._whole or self.looked
+        if known is None or not self.found:
+            return known
+        ck, report = known.checkpoint, known.report
+        problems = [*ck.problems, *self.found]
+        following = instead_of_writing(report.arguments, report.next, problems)
+        every = worst_first(dict.fromkeys([*report.problems, *self.found]))
+        return CheckpointReport(ck, report._replace(verdict=verdict_of(ck, problems), problems=every, next=following))
+
     def values_of(self, rows: Sequence[KeyRow]) -> list[tuple[KeyRow, Any]]:
         """Return the given rows with the values of their keys."""
         return [(row, self.entries[row.name].value) for row in rows if row.name in self.entries]
@@ -277,30 +302,52 @@ class Session:
 
         looked = self.every_rank(job)
         with self.timed():
-            return show(looked.checkpoint, keys, values, private=True)
+            found = show(looked.checkpoint, keys, values, private=True)
+        counted = [row for row in found.rows if row.statistics is not None]
+        odd = [row.name for row in counted if row.statistics and (row.statistics["nan"] or row.statistics["inf"])]
+        self._locate(job, [*odd, *(row.name for row in found.rows if _has_nan(row.values))])
+        return found
 
     def figures(self, job: BackgroundJob, names: Sequence[str]) -> Statistics[Stats]:
         """Compute statistics and histograms of tensors, reading their values."""
         from ckptools.stats.figures import statistics
-        from ckptools.stats.passes import MeasuredPart
 
         checkpoint = self.every_rank(job).checkpoint
-        wanted = set(names)
-        found = [e for e in entries_of(checkpoint) if e.name in wanted and isinstance(e.value, Tensor)]
-        parts = [MeasuredPart(entry.name, entry.section, entry.value, kind=entry.kind) for entry in found]
+        parts = measured_parts(checkpoint, names)
         with self.timed():
-            return statistics(checkpoint.path, parts, True, self.how.get("jobs"), job.on_bytes, look=False)
+            found = statistics(checkpoint.path, parts, True, self.how.get("jobs"), job.on_bytes, look=False)
+        self._locate(job, [row.name for row in found.rows if row.nonfinite])
+        return found
+
+    def _locate(self, job: BackgroundJob, names: Sequence[str]) -> None:
+        """Find out which ranks have NaN or infinity in some tensors, and where."""
+        from ckptools.stats.figures import statistics
+        from ckptools.stats.passes import of_each_rank
+
+        new = [name for name in names if name not in self.not_finite]
+        if not new:
+            return
+        checkpoint = self.every_rank(job).checkpoint
+        parts = [part for whole in measured_parts(checkpoint, new) for part in of_each_rank(whole)]
+        with self.timed():
+            found = statistics(checkpoint.path, parts, False, self.how.get("jobs"), job.on_bytes)
+        odd = [one for one in found.suspects if one.what == "not finite"]
+        for name, same in grouped(odd, lambda one: one.name).items():
+            self.not_finite[name] = tuple(Problem(Code.NOT_FINITE, one.words, one.rank, name) for one in same)
 
     def compare(self, job: BackgroundJob, values: bool, names: Sequence[str] = ()) -> Difference:
         """Compare with the other checkpoint: structure and plain values; with `values`, also tensor values."""
         from ckptools.diff.compare import Wanted, compare
+        from ckptools.diff.record import NOT_FINITE
 
         if self.second is None:
             self.second = self._opened(self.other, job, all_ranks=True)
         selection = Selection(include=tuple(names)) if names else EVERYTHING
         wanted = Wanted(values, selection=selection, jobs=self.how.get("jobs"))
         with self.timed():
-            return compare(self.every_rank(job).checkpoint, self.second, wanted, job.on_bytes)
+            found = compare(self.every_rank(job).checkpoint, self.second, wanted, job.on_bytes)
+        self._locate(job, [row.name for row in found.tensors if NOT_FINITE in row.detail])
+        return found
 
     def list_run(self, job: BackgroundJob) -> RunFolder:
         """List the checkpoints in the given folder, or in the folder of the given file."""
@@ -340,6 +387,47 @@ class Session:
     def arguments(self) -> str:
         """Command-line arguments that open the checkpoint again."""
         return (self.looked.report.arguments if self.looked is not None else "") or quoted([self.path])
+
+
+def measured_parts(ck: Checkpoint, names: Iterable[str]) -> list[MeasuredPart]:
+    """Some tensors of a checkpoint as parts to compute statistics of."""
+    from ckptools.stats.passes import MeasuredPart
+
+    wanted = set(names)
+    found = [e for e in entries_of(ck) if e.name in wanted and isinstance(e.value, Tensor)]
+    return [MeasuredPart(entry.name, entry.section, entry.value, kind=entry.kind) for entry in found]
+
+
+def _has_nan(values: Any) -> bool:
+    """Whether the elements of a slice, as nested lists, have NaN or infinity among them."""
+    if isinstance(values, (list, tuple)):
+        return any(map(_has_nan, values))
+    return isinstance(values, float) and not math.isfinite(values)
+
+
+def faulty_keys(problems: Iterable[Problem], entries: Iterable[Entry]) -> dict[str, Fault]:
+    """The worst fault of each key that errors and warnings name, or that lies in a part that they name."""
+    from ckptools.browse.key_tree import NAN, Fault
+
+    faults: dict[str, Fault] = {}
+    for problem in worst_first(problems):
+        if problem.severity != "note" and problem.tensor is not None:
+            words = NAN if problem.kind is Code.NOT_FINITE else problem.code
+            faults.setdefault(problem.tensor, Fault(words, "bad" if problem.severity == "error" else "warn"))
+    found: dict[str, Fault] = {}
+    for entry in entries if faults else ():
+        parts = (part for name in entry.names for part in _and_above(name))
+        fault = next((faults[part] for part in parts if part in faults), None)
+        if fault is not None:
+            found[entry.name] = fault
+    return found
+
+
+def _and_above(name: str) -> Iterator[str]:
+    """Yield a dotted name, and the names of the parts in which it lies."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
 
 
 # -- the command line that shows or does the same ----------------------------------------------------------------------

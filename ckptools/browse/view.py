@@ -1,4 +1,4 @@
-"""The screen of `browse`: tabs, a list with details beside it, and the problems below."""
+"""The screen of `browse`: the verdict, tabs, a list or map with details beside it, and the keys of the pane."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
+from textual.timer import Timer
 from textual.widgets import Input, Static
 
 from ckptools.browse import pages
-from ckptools.browse.pages import KeyPage, ListPage, PageRows, TextPage
+from ckptools.browse.footer import footer
+from ckptools.browse.pages import HomePage, KeyPage, ListPage, PageRows, RankPage, TextPage
+from ckptools.browse.rank_map import RankMap
 from ckptools.browse.row_list import RowList, coloured
-from ckptools.browse.session import BackgroundJob, CheckpointReport, Jobs, JobStoppedError, Session
+from ckptools.browse.session import BackgroundJob, Jobs, JobStoppedError, Session
 from ckptools.display.screen import MARKS
 from ckptools.display.tables import wrapped
 from ckptools.errors import CkptoolsError
@@ -25,7 +28,7 @@ from ckptools.text import duration, printable, size
 if TYPE_CHECKING:
     from ckptools.ls.record import RunFolder
 
-    Page = TextPage | ListPage | KeyPage
+    Page = TextPage | ListPage | KeyPage | HomePage | RankPage
 
 TABS = ("overview", "keys", "ranks", "optimizer", "values", "files", "run")
 OVERVIEW, KEYS, RANKS, TRAINING, VALUES, FILES, RUN = range(len(TABS))
@@ -37,7 +40,12 @@ DETAIL_SECONDS = 0.03
 WIDE = 80
 """From this width in columns, details stand beside the list."""
 
-HINT = "? lists the keys"
+MESSAGE_SECONDS = 12.0
+"""A message goes away after so long; the footer stays."""
+
+READS = "reads every rank"
+"""Name of the job that reads the structure of every rank."""
+
 OPENS = "opens ..."
 STOPPED = "not opened; r opens it"
 SEVERAL = "several checkpoints; 7 lists them, Enter opens one"
@@ -54,26 +62,34 @@ class View(App[None]):
         bug: an exception that is a fault of ckptools.
         waits: text shown in place of the verdict until there is one.
         first_screen: `time.perf_counter` when the verdict was first shown; 0 before.
+        only: whether only keys, ranks and files with problems are shown.
+        list_id: of the list of the tab: `left`, or `map` of ranks.
     """
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     Screen { layout: vertical; }
-    #title, #tabs, #status { height: 1; width: 100%; text-wrap: nowrap; text-overflow: ellipsis; }
+    #title, #tabs, #status, #keys { height: 1; width: 100%; text-wrap: nowrap; text-overflow: ellipsis; }
     #title { text-style: bold; }
-    #message { width: 100%; height: auto; max-height: 3; color: $text-accent; }
+    #message { width: 100%; height: auto; max-height: 3; color: $text-accent; display: none; }
     #message:light { color: $foreground; }
     #main { height: 1fr; }
     #filter { height: 1; border: none; padding: 0; display: none; }
     #filter.typing { display: block; }
-    #side { width: 1fr; }
-    #right { width: 1fr; border-left: solid $primary; padding-left: 1; }
+    #counted { height: 1; width: 100%; background: $panel; text-wrap: nowrap; text-overflow: ellipsis; }
+    #map { display: none; }
+    #side { width: 3fr; }
+    #right { width: 2fr; border-left: solid $primary; padding-left: 1; }
     #main.wide #right { display: none; }
-    .narrow #main { layout: vertical; }
+    .narrow #main, #main.map { layout: vertical; }
     .narrow #side, .narrow #right { width: 100%; height: 1fr; }
-    .narrow #right { border-left: none; border-top: solid $primary; padding-left: 0; }
-    #problems { height: auto; max-height: 6; border-top: solid $primary; }
-    #status { background: $panel; }
+    .narrow #right, #main.map #right { border-left: none; border-top: solid $primary; padding-left: 0; }
+    #main.map #left { display: none; }
+    #main.map #map { display: block; }
+    #main.map #side { width: 100%; height: auto; max-height: 85%; }
+    #main.map #right { width: 100%; height: 1fr; }
+    #status { color: $text-muted; }
+    #keys { background: $panel; }
     """ + coloured("#title.{mark}{light}")
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(str(n + 1), f"tab({n})", name, show=False) for n, name in enumerate(TABS)),
@@ -87,8 +103,11 @@ class View(App[None]):
         self.bug: Exception | None = None
         self.first_screen = 0.0
         self.told = ""
+        self._silence: Timer | None = None
         self.waits = OPENS
         self.tab = OVERVIEW
+        self.only = False
+        self.list_id = "left"
         self.pages: dict[int, Page] = {}
         self.key_page: KeyPage | None = None
         self.at: dict[int, int] = {}
@@ -96,17 +115,19 @@ class View(App[None]):
     # -- the screen ---------------------------------------------------------------------------------------------------
 
     def compose(self) -> ComposeResult:
-        """Lay out title, tabs, list, details, problems, message and status line."""
+        """Lay out title, tabs, list, map, details, message, status line and footer."""
         yield Static(id="title", markup=False)
         yield Static(id="tabs", markup=False)
         with Horizontal(id="main", classes="wide"):
             with Vertical(id="side"):
+                yield Static(id="counted", markup=False)
                 yield RowList("left")
+                yield RankMap("map")
                 yield Input(id="filter", placeholder="part of a name, or a glob")
             yield RowList("right", has_cursor=False)
-        yield RowList("problems")
         yield Static(id="message", markup=False)
         yield Static(id="status", markup=False)
+        yield Static(id="keys", markup=False)
 
     def on_mount(self) -> None:
         """Choose light or dark as the terminal is, and start updating the status line."""
@@ -116,31 +137,43 @@ class View(App[None]):
         self.theme = "textual-light" if is_light else "textual-dark"
         self.set_interval(STATUS_SECONDS, self.tell_status)
         self.left.focus()
-        self.say(HINT)
 
     @property
     def left(self) -> RowList:
-        """The list of the tab."""
-        return self.query_one("#left", RowList)
+        """The list of the tab, or its map of ranks."""
+        return self.query_one(f"#{self.list_id}", RowList)
 
     @property
     def right(self) -> RowList:
         """The details of a row."""
         return self.query_one("#right", RowList)
 
-    @property
-    def problems(self) -> RowList:
-        """The list of causes of problems."""
-        return self.query_one("#problems", RowList)
-
     def say(self, text: str) -> None:
-        """Show a text in the message line."""
-        self.query_one("#message", Static).update(printable(text))
+        """Show a text in the line of messages, which is there for a while."""
+        if self._silence is not None:
+            self._silence.stop()
+        message = self.query_one("#message", Static)
+        message.update(printable(text))
+        message.display = bool(text)
+        self._silence = self.set_timer(MESSAGE_SECONDS, lambda: self.say("")) if text else None
+
+    def tell_keys(self) -> None:
+        """Show the keys of the pane that has the focus."""
+        for keys in self.screen_stack[0].query("#keys").results(Static) if self.screen_stack else ():
+            focused = self.screen_stack[0].focused
+            name = focused.id if focused is not None else None
+            pane = {"right": "details", "filter": "filter"}.get(name or "", TABS[self.tab])
+            keys.update(footer(pane, not self.page.wide, self.size.width), layout=False)
+
+    def on_descendant_focus(self) -> None:
+        """Show the keys of the pane that got the focus."""
+        self.tell_keys()
 
     def tell_status(self) -> None:
-        """Update the status line: bytes read, and running jobs."""
+        """Update the status line and the map of ranks: bytes read, and running jobs."""
         if not self.is_running or not self.screen_stack:
             return
+        self.tell_ranks()
         running = [job.words for job in list(self.jobs.running.values()) if job.shown]
         read = f"read {size(self.session.nbytes)} in {duration(self.session.seconds)}"
         more = f"  {'; '.join(running)}  (x stops it)" if running else ""
@@ -148,6 +181,15 @@ class View(App[None]):
             self.told = read + more
             for status in self.screen_stack[0].query("#status").results(Static):
                 status.update(self.told, layout=False)
+
+    def tell_ranks(self) -> None:
+        """Colour the ranks on the map that were read so far, if they are being read."""
+        page, job = self.pages.get(RANKS), self.jobs.running.get(READS)
+        if self.tab == RANKS and isinstance(page, RankPage) and job is not None:
+            files = page.looked.checkpoint.files
+            read = {file.rank for file in files if file.path in job.files or file.status == "read"}
+            self.query_one(RankMap).show_read(read)
+            self.tell_counted(f"{len(read):,} of {len({file.rank for file in files}):,} read")
 
     def _tell_title(self) -> None:
         title = self.query_one("#title", Static)
@@ -212,10 +254,11 @@ class View(App[None]):
         if self.tab == VALUES:
             full = self.key_page.full if self.key_page is not None else {}
             return pages.unshared(self.session, looked, full)
-        made: dict[int, Callable[[Session, CheckpointReport], Page]] = {
-            OVERVIEW: pages.overview, RANKS: pages.ranks, TRAINING: pages.training, FILES: pages.files,
-        }  # fmt: skip
-        return made[self.tab](self.session, looked)
+        if self.tab == OVERVIEW:
+            return HomePage(looked, self.session.arguments)
+        if self.tab == TRAINING:
+            return pages.training(self.session, looked)
+        return (pages.ranks if self.tab == RANKS else pages.files)(self.session, looked, self.only)
 
     def action_tab(self, n: int) -> None:
         """Switch to a tab."""
@@ -234,10 +277,27 @@ class View(App[None]):
         """Show the page of the current tab, with the cursor where it was."""
         self._tell_title()
         page = self.page
-        self.query_one("#main").set_class(page.wide, "wide")
-        self.left.has_cursor = not page.wide
+        had_focus = self.left.has_focus
+        self.list_id = "map" if isinstance(page, RankPage) else "left"
+        self.query_one("#main").set_class(page.wide, "wide").set_class(self.list_id == "map", "map")
         page.fit(max(self.size.width - 1, 20))
-        self.left.show(page.rows, self.at.get(self.tab, 0))
+        at = self.at.get(self.tab, 0)
+        if isinstance(page, RankPage):
+            self.query_one(RankMap).show_ranks(page.cells, page.how, page.kept, at)
+        else:
+            self.left.has_cursor = not isinstance(page, TextPage)
+            self.left.show(page.rows, at)
+        if had_focus or page.wide:
+            self.left.focus()
+        self.tell_counted()
+        self.tell_keys()
+
+    def tell_counted(self, progress: str = "") -> None:
+        """Say how much a filter for problems leaves, and how many ranks have been read."""
+        filtered = "" if isinstance(self.page, TextPage | HomePage) else self.page.counted
+        counted = self.query_one("#counted", Static)
+        counted.update("  ".join(filter(None, (progress, f"{filtered} (Esc: all)" if filtered else ""))))
+        counted.display = bool(progress or filtered)
 
     def on_resize(self, event: events.Resize) -> None:
         """Render for the new width; on a narrow screen, details go below the list."""
@@ -247,8 +307,8 @@ class View(App[None]):
 
     def on_row_list_moved(self, event: RowList.Moved) -> None:
         """Show details of the row under the cursor, once it rests."""
-        if event.rows.id == "left":
-            self.at[self.tab] = self.left.cursor
+        if event.rows.id == self.list_id:
+            self.at[self.tab] = event.rows.cursor
             self.set_timer(DETAIL_SECONDS, self.look_up)
 
     def look_up(self, keep: bool = False) -> None:

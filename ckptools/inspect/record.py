@@ -434,32 +434,50 @@ def report_text(report: Report, screen: Screen = PIPE, private: bool = False, ev
     Without `everything`, a broken checkpoint on a terminal is its incidents, its facts in short and its sections: what
     fits a screen of 24 lines.
     """
-    title = f"{printable(report.name)} in {printable(str(report.folder))}   {printable(report.saved_as)}"
     brief = report.verdict.level == "bad" and screen.rows is not None and not everything
-    with_tensors = [s for s in report.sections if s.size.tensors]
     most = FEW_PROBLEMS if brief else None if screen.rows is None else MAX_PROBLEMS
-    blocks = [
-        wrapped("", title, screen, mark="heading"),
-        [*verdict_lines(report.verdict, screen), *problem_lines(report, ("error", "warning"), screen, most)],
-        wrapped("", printable(" · ".join(_facts_in_short(report))), screen)
-        if brief
-        else list(_fact_lines(report, screen)),
-        table(SECTION_COLUMNS, section_cells(with_tensors), screen),
-    ]
+    verdict = [*verdict_lines(report.verdict, screen), *problem_lines(report, ("error", "warning"), screen, most)]
+    blocks = [title_lines(report, screen), verdict]
     if brief:
-        blocks[-1] += wrapped("", "-v adds where each fact is from, the layout, the optimizer and the rest", screen)
+        blocks.append(wrapped("", printable(" · ".join(_facts_in_short(report))), screen))
+        more = wrapped("", "-v adds where each fact is from, the layout, the optimizer and the rest", screen)
+        blocks.append([*_section_lines(report, screen), *more])
     else:
-        shown = report.differing if screen.width is None else _with_common_parents(report.differing)
-        named = printable(few(shown, 20))
-        if named and not everything and screen.rows is not None:
-            named = f"{plural(len(report.differing), 'value')} (-v names them)"
-        differing = wrapped("differs between ranks, as it may: ", named, screen) if named else []
-        blocks += [
-            list(_holds_lines(report, private, screen)),
-            *(optimizer_lines(optimizer, screen) for optimizer in report.optimizers),
-            [*differing, *problem_lines(report, ("note",), screen, most)],
-        ]
+        blocks += _fact_blocks(report, screen, private, everything)
     return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def facts_text(report: Report, screen: Screen = PIPE) -> str:
+    """Render what `report_text` has besides the verdict: facts, sections, optimizers, notes."""
+    blocks = [title_lines(report, screen), *_fact_blocks(report, screen)]
+    return "\n\n".join("\n".join(block) for block in blocks if block)
+
+
+def title_lines(report: Report, screen: Screen) -> list[str]:
+    """Render the name of the checkpoint, its folder, and how it was saved."""
+    title = f"{printable(report.name)} in {printable(str(report.folder))}   {printable(report.saved_as)}"
+    return wrapped("", title, screen, mark="heading")
+
+
+def _fact_blocks(report: Report, screen: Screen, private: bool = False, everything: bool = True) -> list[list[str]]:
+    """Render facts about the whole checkpoint, sections, optimizers and notes."""
+    shown = report.differing if screen.width is None else _with_common_parents(report.differing)
+    named = printable(few(shown, 20))
+    if named and not everything and screen.rows is not None:
+        named = f"{plural(len(report.differing), 'value')} (-v names them)"
+    differing = wrapped("differs between ranks, as it may: ", named, screen) if named else []
+    most = None if screen.rows is None else MAX_PROBLEMS
+    return [
+        list(_fact_lines(report, screen)),
+        _section_lines(report, screen),
+        list(_holds_lines(report, private, screen)),
+        *(optimizer_lines(optimizer, screen) for optimizer in report.optimizers),
+        [*differing, *problem_lines(report, ("note",), screen, most)],
+    ]
+
+
+def _section_lines(report: Report, screen: Screen) -> list[str]:
+    return table(SECTION_COLUMNS, section_cells([s for s in report.sections if s.size.tensors]), screen)
 
 
 def _with_common_parents(names: Sequence[str]) -> list[str]:

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from ckptools.browse.app import Browser
-from ckptools.browse.row_list import RowList
+from ckptools.browse.row_list import RowList, text_of
 from ckptools.browse.session import CheckpointReport
 from ckptools.inspect.record import inspect_report
 from ckptools.model.checkpoint import Checkpoint
@@ -54,7 +54,7 @@ class Driven:
     def rows(self, name: str = "left") -> list[str]:
         """The rows of a list, seen or not."""
         found = self.app.screen_stack[0].query_one(f"#{name}", RowList)
-        return [found.source.line(n, 60)[0] for n in range(len(found.source))]
+        return [text_of(found.source.line(n, 60)) for n in range(len(found.source))]
 
     def text(self, name: str) -> str:
         """The text of `title`, `tabs`, `message` or `status`."""

@@ -9,13 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from ckptools.browse.key_tree import KeyTree
+from ckptools.browse.row_list import text_of
 from ckptools.browse.session import glob_of
 from ckptools.cli import app
 from ckptools.contents.tree import keys_of
 from ckptools.files.opening import File
-from ckptools.model.facts import Fact
 from tests.browse.driven import Driven, drive, pressed
-from tests.display.made import checkpoint, files, plain, run7
+from tests.display.made import checkpoint, plain
 from tests.truth import FIXTURES
 
 RANKS = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
@@ -184,7 +184,7 @@ def test_a_hundred_thousand_keys_scroll_at_once():
     async def script(driven: Driven):
         await driven.press("2", "o", "G")
         assert "order: size" in driven.text("message") and driven.app.left.cursor == 99_999
-        assert driven.app.left.source.line(99_999, 40)[0].split()[0] in driven.pictured()
+        assert text_of(driven.app.left.source.line(99_999, 40)).split()[0] in driven.pictured()
         await driven.press("slash", *"k99999")
         assert len(driven.rows()) == 1
 
@@ -198,6 +198,49 @@ def test_twenty_thousand_keys_are_sorted_filtered_and_scrolled():
     assert len(shown) == 1 and shown[0].split()[0] == "part99.k19999"
 
 
-def test_a_thousand_ranks_are_a_row_each():
-    shown = pressed(run7(files=files(1024, read=True), world_size=Fact(1024, ("layout",))), "3", "G")
-    assert len(shown) == 1024 and shown[-1].split()[:2] == ["rank", "1023"]
+def test_shape_and_dtype_stand_in_columns_beside_the_keys():
+    async def script(driven: Driven):
+        await driven.press("2", "l")
+        rows = {row.split()[0]: row for row in driven.rows() if "fp32" in row or "int64" in row}
+        assert rows["emb.weight"].split()[1:4] == ["[33,", "17]", "fp32"]
+        assert len({row.index("[") for row in rows.values()}) == 1
+        assert len({row.index("fp32") for row in rows.values() if "fp32" in row}) == 1
+
+    drive(RANKS, script, size=(120, 40))
+
+
+def test_a_row_that_is_narrow_loses_its_shape_and_then_its_size_but_not_its_name():
+    tree = tree_of({"a.long.name.of.a.weight": plain(20, 30)})
+    tree.arrange("weight", "as saved")
+    name = "a.long.name.of.a.weight"
+    shown = [text_of(tree.line(0, width)) for width in (60, 40, 26)]
+    assert shown[0].split()[1:4] == ["[20,", "30]", "fp32"] and "2.3 KiB" in shown[0]
+    assert "[20" not in shown[1] and "2.3 KiB" in shown[1]
+    assert shown[2].strip() == name and all(name in row for row in shown)
+
+
+def test_p_leaves_the_keys_with_problems_and_escape_brings_all_back():
+    async def script(driven: Driven):
+        await driven.press("2")
+        every = len(driven.rows())
+        await driven.press("p")
+        assert [row.split()[0] for row in driven.rows()] == ["norm.weight"]
+        assert driven.text("counted").startswith("problems only: 1 of ") and "Esc" in driven.text("counted")
+        await driven.press("6", "2")
+        assert len(driven.rows()) == 1
+        await driven.press("escape")
+        assert len(driven.rows()) == every and not driven.app.query_one("#counted").display
+
+    drive(FIXTURES.parent / "tests/odd/step10.pt", script)
+
+
+def test_p_goes_with_a_filter_of_names():
+    async def script(driven: Driven):
+        await driven.press("2", "p", "slash", *"emb", "enter")
+        assert driven.rows() == []
+        await driven.press("escape")
+        assert [row.split()[0] for row in driven.rows()] == ["norm.weight"]
+        await driven.press("escape")
+        assert len(driven.rows()) > 1
+
+    drive(FIXTURES.parent / "tests/odd/step10.pt", script)
