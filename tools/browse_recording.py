@@ -22,12 +22,12 @@ RANKS = FIXTURES / "torch2.13.0-fsdp1-sharded-w4"
 
 PICTURES = {
     "browse-overview": (),
-    "browse-ranks": ("3", "j", "j"),
+    "browse-ranks": ("enter",),
     "browse-keys": ("slash", *"up.w", "enter", "f"),
 }
 """Names of the pictures, and the keys that lead to each."""
 
-RECORDED = ("3", "j", "j", "2", "/", "up.w", "\r", "f", "y", "q")
+RECORDED = ("\r", "\x1b[C", "2", "/", "up.w", "\r", "f", "y", "q")
 
 SECONDS = 0.8
 """Between two keys of the recording."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -39,7 +39,7 @@ NAN = "NaN"
 """Words of the fault of a tensor with NaN or infinite elements."""
 
 SIZE_WIDTH = 9
-"""Columns of a size, such as `745.0 KiB`."""
+"""Columns of a size, such as `745.0 KiB`; a longer one moves what stands before it."""
 
 
 @dataclass(slots=True)
@@ -153,6 +153,11 @@ class KeyTree:
             node.faults = None
         self.arrange(self.text, self.order)
 
+    def faulty(self, rows: Iterable[KeyRow]) -> list[tuple[KeyRow, Fault]]:
+        """The keys that have problems, each with its fault, NaN first."""
+        found = [(row, self._faults[row.name]) for row in rows if row.name in self._faults] if self._faults else []
+        return sorted(found, key=lambda one: (one[1].mark != "bad", one[1].words != NAN))
+
     def _sorted(self, rows: Sequence[KeyRow]) -> Sequence[KeyRow]:
         if self.order == "size":
             return sorted(rows, key=lambda row: -row.bytes)
@@ -247,12 +252,10 @@ class KeyTree:
 
     def _fault_of(self, node: TreeNode) -> Fault:
         """The worst fault in a row; of a branch, with the number of its keys that have one."""
-        if not self._faults:
-            return NO_FAULT
         if node.faults is None:
-            found = [self._faults[row.name] for row in node.rows if row.name in self._faults]
-            worst = min(found, key=lambda fault: (fault.mark != "bad", fault.words != NAN), default=NO_FAULT)
-            many = f" in {sum(one == worst for one in found):,}" if node.row is None and found else ""
+            found = [fault for _, fault in self.faulty(node.rows)]
+            worst = found[0] if found else NO_FAULT
+            many = f" in {found.count(worst):,}" if node.row is None and found else ""
             node.faults = Fault(f"{worst.words}{many}", worst.mark)
         return node.faults
 

@@ -404,6 +404,8 @@ class KeyPage:
             if len(rows) > found.tensors:
                 yield plural(len(rows) - found.tensors, "other value")
             yield ""
+            for row, fault in self.tree.faulty(rows)[:MOST]:
+                yield from wrapped(f"{fault.words}  ", printable(row.name), screen, label=fault.mark, mark=fault.mark)
             yield from (printable(row.name) for row in rows[:MOST])
             if len(rows) > MOST:
                 yield f"{len(rows) - MOST} more"

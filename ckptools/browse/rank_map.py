@@ -20,7 +20,7 @@ COLOURS: dict[State, str] = {
     "other": "#ffaf00",
     "odd": "#ffff5f",
     "values": "#ff8787",
-    "step": "#af87ff",
+    "step": "#af5fff",
     "cut": "#ff5fd7",
     "missing": "#ff5f5f",
 }
@@ -148,9 +148,9 @@ class RankMap(RowList):
         return READ if cell.state == "looked at" and cell.rank in self.read else COLOURS[cell.state]
 
     def _letter(self, n: int) -> str:
-        if n not in self.kept:
-            return "."
-        return STATES[self.cells[n].state].letter or ("." if self.arranged.tall == self.arranged.wide else " ")
+        """The letter of a cell's state; without colour, and where it is hidden, a cell has a dot."""
+        letter = STATES[self.cells[n].state].letter if n in self.kept else "."
+        return letter or ("." if self.app.no_color else " ")
 
     def _legend(self) -> Iterator[tuple[str, str, str]]:
         """Yield the states in the map, the worst first: colour, letter, and the ranks or their number."""

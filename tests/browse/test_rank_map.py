@@ -129,6 +129,16 @@ def test_without_colour_each_rank_is_a_letter(monkeypatch):
     drive(thousand(700), script)
 
 
+def test_without_colour_a_sound_rank_is_a_dot_in_a_wide_cell_too(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    async def script(driven: Driven):
+        await driven.press("3")
+        assert drawn(driven)[0].split() == ["0", "[.]", ".", ".", "."]
+
+    drive(RANKS, script)
+
+
 def test_ranks_are_grey_until_they_are_read_and_counted_meanwhile(monkeypatch):
     go = threading.Event()
 

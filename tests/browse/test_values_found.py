@@ -49,6 +49,7 @@ def test_the_key_its_parents_and_the_details_say_so_in_red_and_it_stays(run):
     async def script(driven: Driven):
         await driven.press("2", "f")
         assert "bad" in driven.app.query_one("#title").classes
+        assert "NaN  blocks.1.w" in driven.rows("right")
         await driven.press("l", "j", "l", "j")
         assert marks(driven, "NaN in 2") == ["bad"] * 2 and "bad" in marks(driven, "blocks.1.w")
         assert marks(driven, "blocks.0.w") == [""]
