@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 from textual.widgets import Input
 
+from ckptools.browse.key_tree import KeyTree, Order
 from ckptools.browse.loading import Writing
 from ckptools.browse.pages import Card, HomePage, ListPage, RankPage
 from ckptools.browse.row_list import RowList
 from ckptools.browse.session import Session
 from ckptools.browse.view import FILES, KEYS, OVERVIEW, RANKS, RUN, STOPPED, VALUES
 from ckptools.model.problems import Code, Problem
-
-if TYPE_CHECKING:
-    from ckptools.browse.key_tree import KeyTree, Order
 
 ORDERS: tuple[Order, ...] = ("as saved", "size", "rms", "change")
 
@@ -137,8 +135,6 @@ class Browser(Writing):
         if page is None:
             self.say(self.why_unknown())
             return
-        from ckptools.browse.key_tree import KeyTree
-
         expand = not page.tree.expanded
 
         def then(tree: KeyTree) -> None:

@@ -12,6 +12,7 @@ from ckptools.contents.text import branches_of, joined, rows_in, values_text
 from ckptools.contents.tree import totals
 from ckptools.diff.record import Difference, TensorDifference, ValueDifference
 from ckptools.diff.text import NOT_LISTED
+from ckptools.display.screen import Mark
 from ckptools.dtypes import short
 from ckptools.keys.entries import Branch, is_glob, label_text, pattern
 from ckptools.stats.record import Stats
@@ -30,7 +31,7 @@ class Fault(NamedTuple):
     """The worst problem of a key: `NaN`, or its code; and its mark."""
 
     words: str
-    mark: str
+    mark: Mark
 
 
 NO_FAULT = Fault("", "")
@@ -97,7 +98,7 @@ class KeyTree:
         self.changes: dict[str, TensorDifference | ValueDifference] = {}
         self.figures: dict[str, Stats] = {}
         self.only = False
-        self._faults: dict[str, Fault] = {}
+        self.faults: dict[str, Fault] = {}
         self._nodes: list[TreeNode] = []
         self._flat: Sequence[KeyRow] | None = None
         self._by_name = {row.name: row for row in keys.rows}
@@ -135,7 +136,7 @@ class KeyTree:
         if order == "change":
             rows = [self._by_name.get(name) or _only_in_b(change) for name, change in self.changes.items()]
         if self.only:
-            rows = [row for row in rows if row.name in self._faults]
+            rows = [row for row in rows if row.name in self.faults]
         if text:
             matches = pattern((text,)).fullmatch if is_glob(text) else lambda name: text.lower() in name.lower()
             rows = [row for row in rows if matches(row.name)]
@@ -148,14 +149,14 @@ class KeyTree:
 
     def mark(self, faults: Mapping[str, Fault]) -> None:
         """Mark keys that have problems, and the branches above them."""
-        self._faults = {**faults}
+        self.faults = {**faults}
         for node in self._nodes:
             node.faults = None
         self.arrange(self.text, self.order)
 
     def faulty(self, rows: Iterable[KeyRow]) -> list[tuple[KeyRow, Fault]]:
         """The keys that have problems, each with its fault, NaN first."""
-        found = [(row, self._faults[row.name]) for row in rows if row.name in self._faults] if self._faults else []
+        found = [(row, self.faults[row.name]) for row in rows if row.name in self.faults] if self.faults else []
         return sorted(found, key=lambda one: (one[1].mark != "bad", one[1].words != NAN))
 
     def _sorted(self, rows: Sequence[KeyRow]) -> Sequence[KeyRow]:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ckptools.browse import pages
+from ckptools.browse.key_tree import NAN, Fault, KeyTree
 from ckptools.browse.session import CheckpointReport, escaped, faulty_keys
 from ckptools.browse.view import KEYS, OPENS, OVERVIEW, READS, RUN, SEVERAL, STOPPED, VALUES, View
 from ckptools.display.tables import wrapped
@@ -14,7 +15,6 @@ from ckptools.errors import CkptoolsError, ReadError, SeveralError
 from ckptools.text import plural, printable
 
 if TYPE_CHECKING:
-    from ckptools.browse.key_tree import Fault, KeyTree
     from ckptools.browse.pages import KeyPage
     from ckptools.consolidate.record import Consolidated
     from ckptools.contents.record import Keys, Shown
@@ -66,27 +66,25 @@ class LoadingView(View):
     def looked(self, looked: CheckpointReport) -> None:
         """Show an opened checkpoint, and start loading the rest."""
         self.session.looked = looked
-        self._show_anew()
-        self.call_after_refresh(self._go_on, looked)
+        self.call_after_refresh(self._go_on, self._show_anew())
 
-    def _show_anew(self) -> None:
+    def _show_anew(self) -> CheckpointReport:
         """Make the tabs again, of what is known by now."""
-        self.session.looked = self.session.judged()
+        looked = self.session.looked = self.session.judged()
         self.pages = {RUN: self.pages[RUN]} if RUN in self.pages else {}
         if self.key_page is not None:
             self.pages[KEYS] = self.key_page
         self.at[self.tab] = self.left.cursor
         self.show_tab()
+        return looked
 
     def _judge(self) -> None:
         """Judge the checkpoint again if values that were read are NaN or infinite, and mark their keys."""
-        looked = self.session.looked
+        looked, page = self.session.looked, self.key_page
         if looked is None or all(problem in looked.report.problems for problem in self.session.found):
             return
-        if self.key_page is not None:
-            self.key_page.tree.mark(
-                faulty_keys([*looked.report.problems, *self.session.found], self.session.entries.values())
-            )
+        if page is not None:
+            page.tree.mark({**page.tree.faults, **dict.fromkeys(self.session.not_finite, Fault(NAN, "bad"))})
         self._show_anew()
 
     def _go_on(self, looked: CheckpointReport) -> None:
@@ -95,8 +93,6 @@ class LoadingView(View):
 
     def _listed(self, looked: CheckpointReport) -> tuple[Keys, dict[str, Entry], dict[str, Fault], KeyTree | None]:
         """List the keys, find those with problems, and build the tree if the keys have changed."""
-        from ckptools.browse.key_tree import KeyTree
-
         keys, entries = self.session.list_keys(looked)
         known = self.session.keys is not None and self.key_page is not None and self.session.keys.rows == keys.rows
         faults = faulty_keys(looked.report.problems, entries.values())

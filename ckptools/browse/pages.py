@@ -475,10 +475,16 @@ class KeyPage:
 
 
 def figures(row: Stats, screen: Screen) -> Iterator[str]:
-    """Render the statistics of a tensor, and its histogram from the smallest to the largest element."""
+    """Render the statistics of a tensor, and its histogram from the smallest to the largest element.
+
+    On a narrow screen, the histogram has half as many bins.
+    """
     yield from wrapped("", figures_line(to_dict(row)), screen)
     if row.histogram is not None and row.min is not None and row.max is not None:
-        yield histogram(row.histogram)
+        bins = row.histogram
+        if screen.width is not None and len(bins) > screen.width:
+            bins = tuple(map(sum, zip(bins[::2], bins[1::2], strict=True)))
+        yield histogram(bins)
         yield f"{number(row.min)} .. {number(row.max)}"
     if row.problem:
         yield from wrapped("", printable(row.problem), screen)

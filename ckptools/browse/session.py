@@ -279,10 +279,11 @@ class Session:
         """The problems of values that were read."""
         return [problem for problems in self.not_finite.values() for problem in problems]
 
-    def judged(self) -> CheckpointReport | None:
-        """The checkpoint as far as it is read, judged with the values that were read; None before it is opened."""
+    def judged(self) -> CheckpointReport:
+        """The checkpoint as far as it is read, judged with the values that were read."""
         known = self._whole or self.looked
-        if known is None or not self.found:
+        assert known is not None
+        if not self.found:
             return known
         ck, report = known.checkpoint, known.report
         problems = [*ck.problems, *self.found]

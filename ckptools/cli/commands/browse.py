@@ -20,8 +20,9 @@ def browse(path: CheckpointPath, other: OtherCheckpoint = None, *, opening: Open
     """Look around in a checkpoint, in the terminal.
 
     Tabs show who is to blame and the facts of inspect, the keys as a tree, a map of ranks, optimizer, values that
-    differ between ranks, files, and the checkpoints of the run; with OTHER, the differences, the largest change first.
-    Tensor values are read only on request. `?` lists the keys, `q` leaves. Needs textual: pip install 'ckptools[browse]'.
+    differ between ranks, files, and the checkpoints of the run; with OTHER, the differences, the largest change
+    first. Tensor values are read only on request. `?` lists the keys, `q` leaves. Needs textual: pip install
+    'ckptools[browse]'.
 
     Exit code: 0 looked at, 2 usage (also without a terminal, or without textual), 3 unreadable.
     """
