@@ -16,12 +16,11 @@ HINTS: dict[str, tuple[Hint, ...]] = {
     "files": (("p", "problems"), ("y", "copy")),
     "run": (("Enter", "opens it"), ("y", "copy")),
     "details": (("j k", "scroll"), ("l h", "sideways, back"), ("y", "copy")),
+    "dialog": (("Enter", "takes it"), ("Esc", "closes it")),
     "filter": (("Enter", "to the keys found"), ("Esc", "all keys")),
 }
-"""Hints by pane, the most useful first: a tab's list, its details, or the line in which a filter is typed."""
+"""Hints by pane, the most useful first: a tab's list, its details, a dialog, the line in which a filter is typed."""
 
-SWITCH: Hint = ("Tab", "details")
-BACK: Hint = ("Tab", "back")
 LAST: tuple[Hint, ...] = (("?", "keys"), ("q", "quit"))
 
 GAP = "  "
@@ -29,13 +28,16 @@ GAP = "  "
 
 def footer(pane: str, has_details: bool, width: int) -> Text:
     """Render the hints of a pane in one line; on a narrow screen the least useful are left out."""
-    last = LAST if pane == "filter" else ((SWITCH,) if has_details and pane != "details" else ()) + LAST
-    if pane == "details":
-        last = (BACK, *LAST)
+    other = "back" if pane == "details" else "details" if has_details else ""
+    last = () if pane in TYPED else (*([("Tab", other)] if other else []), *LAST)
     kept = [*HINTS[pane]]
     while kept and len(_text([*kept, *last])) > width:
         kept.pop()
     return _text([*kept, *last])
+
+
+TYPED = ("filter", "dialog")
+"""Panes in which `?` and `q` may be letters of a text."""
 
 
 def _text(hints: list[Hint]) -> Text:

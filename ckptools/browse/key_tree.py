@@ -102,9 +102,9 @@ class KeyTree:
         self._nodes: list[TreeNode] = []
         self._flat: Sequence[KeyRow] | None = None
         self._by_name = {row.name: row for row in keys.rows}
-        shapes = {row.shape for row in keys.rows if row.type == "tensor" and row.shape is not None}
-        self._shape_width = min(max((len(shape(sizes)) for sizes in shapes), default=0), MAX_SHAPE)
-        self._dtype_width = max((len(short(dtype)) for dtype in {row.dtype for row in keys.rows}), default=0)
+        kinds = {(row.shape or (), row.dtype) for row in keys.rows if row.type == "tensor"}
+        self._shape_width = min(max((len(shape(sizes)) for sizes, _ in kinds), default=0), MAX_SHAPE)
+        self._dtype_width = max((len(short(dtype)) for _, dtype in kinds), default=0)
         self.unfold(expand)
 
     # -- filter and order ---------------------------------------------------------------------------------------------
@@ -246,10 +246,10 @@ class KeyTree:
         """Shape and dtype that all keys in a row share, in columns; spaces if they share none."""
         rows = [node.row] if node.row is not None else node.branch.items if node.branch is not None else []
         inner = node.branch.children if node.branch is not None else ()
-        kinds = {(row.shape, row.dtype) for row in rows} if not inner else set()
+        kinds = {(row.shape if row.type == "tensor" else None, row.dtype) for row in rows} if not inner else set()
         sizes, dtype = kinds.pop() if len(kinds) == 1 else (None, "")
-        text = clip(shape(sizes), MAX_SHAPE) if sizes is not None else ""
-        return f"{text:{self._shape_width}} {short(dtype):{self._dtype_width}} "
+        texts = (clip(shape(sizes), MAX_SHAPE), short(dtype)) if sizes is not None else ("", "")
+        return f"{texts[0]:{self._shape_width}} {texts[1]:{self._dtype_width}} "
 
     def _fault_of(self, node: TreeNode) -> Fault:
         """The worst fault in a row; of a branch, with the number of its keys that have one."""

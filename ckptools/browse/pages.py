@@ -25,7 +25,7 @@ from ckptools.model.problems import Problem, Severity
 from ckptools.model.records import to_dict
 from ckptools.model.tensor import Tensor
 from ckptools.stats.record import Stats, histogram
-from ckptools.text import KeyPath, clip_middle, count, fqn_of, moment, number, plural, printable, size
+from ckptools.text import KeyPath, clip_middle, count, fqn_of, is_within, moment, number, plural, printable, size
 
 if TYPE_CHECKING:
     from ckptools.keys.entries import Entry
@@ -73,7 +73,7 @@ def _parts(row: Row) -> Iterator[tuple[str, str]]:
     before, *painted = _PAINTED.split(row.text)
     yield before, row.mark
     for code, text, after in zip(painted[::3], painted[1::3], painted[2::3], strict=True):
-        yield text, _MARK_OF[code]
+        yield text, _MARK_OF.get(code, "")
         yield after, row.mark
 
 
@@ -340,7 +340,8 @@ def checkpoints(session: Session, run: RunFolder) -> ListPage:
         yield from wrapped("", headline(run), screen)
         for text in (row.path, row.verdict, row.why, row.remedy, f"looked into by {row.looked_into}", *row.notes):
             yield from wrapped("", printable(text), screen) if text else []
-        yield size(row.bytes) + (f", saved {moment(seconds_of(row.saved))}" if row.saved else "")
+        saved = f", saved {moment(seconds_of(row.saved))}" if row.saved else ""
+        yield from wrapped("", size(row.bytes) + saved, screen)
         yield "<- newest whole" if row.newest_whole else ""
 
     return ListPage(
@@ -400,7 +401,8 @@ class KeyPage:
             found = totals(rows)
             yield from wrapped("", printable(node.name), screen)
             if found.tensors:
-                yield f"{plural(found.tensors, 'tensor')}, {count(found.params)} params, {size(found.bytes)}"
+                counted = f"{plural(found.tensors, 'tensor')}, {count(found.params)} params, {size(found.bytes)}"
+                yield from wrapped("", counted, screen)
             if len(rows) > found.tensors:
                 yield plural(len(rows) - found.tensors, "other value")
             yield ""
@@ -429,7 +431,8 @@ class KeyPage:
     def _problem_lines(self, row: KeyRow, screen: Screen) -> Iterator[str]:
         entry, looked = self.session.entries.get(row.name), self.session.looked
         problems = looked.report.problems if looked is not None and entry is not None else ()
-        own = [p for p in problems if entry is not None and p.tensor in entry.names and p.severity != "note"]
+        named = [p for p in problems if p.tensor is not None and p.severity != "note"]
+        own = [p for p in named if entry is not None and any(is_within(name, p.tensor or "") for name in entry.names)]
         for problem in own[:MOST]:
             rank = "" if problem.rank is None else f"rank {problem.rank}: "
             mark = MARKS[problem.severity]

@@ -15,6 +15,7 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from ckptools.display.screen import SGR
 from ckptools.text import clip
 
 COLOURS = {
@@ -24,7 +25,7 @@ COLOURS = {
 }  # fmt: skip
 """Colours of each mark on dark and on light, with a contrast of at least 4.5 to 1; near the 16 terminal colours."""
 
-MARKS = (*COLOURS, "dim", "heading", "change")
+MARKS = tuple(dict.fromkeys((*COLOURS, *SGR)))
 _UNDERLINED = Style(underline=True)
 MORE = ">"
 """Shown in the last column of a line that continues beyond the screen, as in `less -S`."""

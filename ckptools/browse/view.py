@@ -102,7 +102,7 @@ class View(App[None]):
         self.error: CkptoolsError | None = None
         self.bug: Exception | None = None
         self.first_screen = 0.0
-        self.told = ""
+        self.told = self.told_keys = ""
         self._silence: Timer | None = None
         self.waits = OPENS
         self.tab = OVERVIEW
@@ -158,22 +158,26 @@ class View(App[None]):
         self._silence = self.set_timer(MESSAGE_SECONDS, lambda: self.say("")) if text else None
 
     def tell_keys(self) -> None:
-        """Show the keys of the pane that has the focus."""
+        """Show the keys of the pane that has the focus, or of the dialog over it."""
         for keys in self.screen_stack[0].query("#keys").results(Static) if self.screen_stack else ():
             focused = self.screen_stack[0].focused
             name = focused.id if focused is not None else None
             pane = {"right": "details", "filter": "filter"}.get(name or "", TABS[self.tab])
-            keys.update(footer(pane, not self.page.wide, self.size.width), layout=False)
+            line = footer(pane if len(self.screen_stack) == 1 else "dialog", not self.page.wide, self.size.width)
+            if line.plain != self.told_keys:
+                self.told_keys = line.plain
+                keys.update(line, layout=False)
 
     def on_descendant_focus(self) -> None:
         """Show the keys of the pane that got the focus."""
         self.tell_keys()
 
     def tell_status(self) -> None:
-        """Update the status line and the map of ranks: bytes read, and running jobs."""
+        """Update the status line, the map of ranks and the footer: bytes read, and running jobs."""
         if not self.is_running or not self.screen_stack:
             return
         self.tell_ranks()
+        self.tell_keys()
         running = [job.words for job in list(self.jobs.running.values()) if job.shown]
         read = f"read {size(self.session.nbytes)} in {duration(self.session.seconds)}"
         more = f"  {'; '.join(running)}  (x stops it)" if running else ""

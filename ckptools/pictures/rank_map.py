@@ -71,7 +71,10 @@ STATES: dict[State, Key] = {
 
 CODES: dict[State, tuple[Code, ...]] = {
     "missing": (Code.FILE_MISSING,),
-    "cut": (Code.FILE_CUT, Code.FILE_UNREADABLE, Code.BAD_CHECKSUM, Code.VALUE_LOST),
+    "cut": (
+        Code.FILE_CUT, Code.FILE_UNREADABLE, Code.FILE_CONTRADICTS, Code.NEVER_WRITTEN, Code.BAD_CHECKSUM,
+        Code.VALUE_LOST,
+    ),
     "step": (Code.MIXED_SAVES,),
     "values": (Code.NOT_FINITE, Code.ZEROS),
     "odd": (
