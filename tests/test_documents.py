@@ -144,6 +144,15 @@ def test_a_guide_that_is_rewritten_keeps_what_it_leaves_out() -> None:
     assert agrees(next(steps(rewritten(text, [(one, out)]))).shown, out)
 
 
+def test_a_guide_that_is_rewritten_keeps_the_part_that_it_shows() -> None:
+    text = "```console\n$ one\n…\n  rank 2  CK002  cut short: 50 bytes, and\n          no directory\n…\n```\n"
+    [one] = steps(text)
+    printed = "head\n\n  rank 2   CK002 is cut short: 50 bytes\n           has no directory\n  rank 3   none\ntail\n"
+    assert rewritten(text, [(one, printed)]) == (
+        "```console\n$ one\n…\n  rank 2   CK002 is cut short: 50 bytes\n           has no directory\n…\n```\n"
+    )
+
+
 @pytest.mark.slow
 def test_a_training_that_two_pages_begin_with_is_run_once(tmp_path: Path) -> None:
     step = Step(1, "ckptools create run --strategy ddp --world-size 1 --steps 1", "")

@@ -115,7 +115,26 @@ def _abridged(shown: Sequence[str], printed: Sequence[str]) -> Iterator[str]:
             continue
         before, after = old.index("…"), old[::-1].index("…")
         kept = min(before, len(new))
-        yield from (*new[:kept], "…", *(new[max(len(new) - after, kept) :] if after else ()))
+        last = max(len(new) - after, kept)
+        yield from (*new[:kept], "…")
+        yield from _between(old[before + 1 : len(old) - after], new[kept:last])
+        yield from new[last:] if after else ()
+
+
+def _between(shown: Sequence[str], printed: Sequence[str]) -> Iterator[str]:
+    """The lines printed that are most like each group of lines shown, a group being followed by `…`."""
+    while "…" in shown:
+        group, shown = shown[: shown.index("…")], shown[shown.index("…") + 1 :]
+        if group and printed:
+            first = _most_like(group[0], printed)
+            last = max(first, first + _most_like(group[-1], printed[first:]))
+            yield from (*printed[first : last + 1], "…")
+            printed = printed[last + 1 :]
+
+
+def _most_like(line: str, lines: Sequence[str]) -> int:
+    likeness = [SequenceMatcher(None, *(" ".join(masked(one)) for one in (line, other))).ratio() for other in lines]
+    return max(range(len(lines)), key=likeness.__getitem__)
 
 
 def run(step: Step, folder: Path) -> str:
