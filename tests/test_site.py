@@ -1,17 +1,23 @@
-"""The site builds without a warning, asks no other host for anything, and is searched from a folder."""
+"""The site builds without a warning, asks no other host for anything, is searched from a folder, and clips nothing."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+import tempfile
+import threading
+from functools import partial
+from html import unescape
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from ckptools.cli.start import COMMANDS
 from ckptools.model.problems import Code
-from tools.browser import elements_of, needs_browser
+from tools.browser import BROWSER, QUIET, elements_of, needs_browser
 
 ROOT = Path(__file__).parent.parent
 
@@ -22,6 +28,29 @@ const box = document.querySelector("#__search"), words = document.querySelector(
 box.checked = true; box.dispatchEvent(new Event("change")); words.focus(); words.value = "CRC-32 flipped"
 words.dispatchEvent(new Event("input")); words.dispatchEvent(new KeyboardEvent("keyup", {bubbles: true}))
 }, 3000)</script>"""
+
+MEASURED = """<body><script>(async () => {
+const clipped = []
+for (const page of PAGES) for (const width of [1200, 500]) {
+  const frame = document.createElement("iframe"), loaded = new Promise((resolve) => frame.onload = resolve)
+  frame.style.cssText = `width: ${width}px; height: 900px`
+  frame.src = page
+  document.body.append(frame)
+  await loaded
+  const root = frame.contentDocument.documentElement
+  if (root.scrollWidth > root.clientWidth) clipped.push([width, page, "the page", root.scrollWidth])
+  for (const one of root.querySelectorAll(".md-content *"))
+    if (one.scrollWidth > one.clientWidth + 1 && one.clientWidth && getComputedStyle(one).overflowX !== "visible")
+      clipped.push([width, page, one.className, one.scrollWidth])
+  frame.remove()
+}
+document.body.innerHTML = "<pre></pre>"
+document.body.firstChild.textContent = JSON.stringify(clipped)
+})()</script>"""
+"""A page with a wide and a narrow frame for each page of the site; it lists what is wider than its room."""
+
+SCROLLED = ("table", "md-typeset__scrollwrap")
+"""Elements that are scrolled by themselves: tables of a console block, whose edge then has a shadow, and of a text."""
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +85,27 @@ def test_the_site_is_searched_from_a_folder(site):
     made = elements_of(page, "--virtual-time-budget=20000")
     assert re.search(r"md-search-result__meta\">\d+ matching documents", made)
     assert "problems/CK004.html" in made.partition("md-search-result__list")[2]
+
+
+class Silent(SimpleHTTPRequestHandler):
+    """Serve files, without a line on stderr for each."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@needs_browser
+@pytest.mark.timeout(600)
+def test_nothing_is_clipped_on_a_wide_or_a_narrow_screen(site: Path) -> None:
+    pages = [str(path.relative_to(site)) for path in sorted(site.rglob("*.html"))]
+    (site / "measured.html").write_text(MEASURED.replace("PAGES", json.dumps(pages)))
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
+            address = f"http://127.0.0.1:{server.server_port}/measured.html"
+            options = [*QUIET, f"--user-data-dir={profile}", "--virtual-time-budget=100000", "--dump-dom", address]
+            made = subprocess.run([str(BROWSER), *options], capture_output=True, text=True, timeout=500).stdout
+        server.shutdown()
+    clipped = json.loads(unescape(made.partition("<pre>")[2].partition("</pre>")[0]))
+    # The longest table there is does not fit a narrow screen: the measure finds something.
+    assert [one for one in clipped if one[2] in SCROLLED] and [one for one in clipped if one[2] not in SCROLLED] == []
