@@ -160,7 +160,7 @@ _FORKED = re.compile(r"ckptools create \S+ .*--world-size (\d+)")
 _LAUNCHED = re.compile(r"--max-restarts|--kill|--nnodes|--break .*(stale|mixed-run)|^ckptools shell")
 """What needs a process of its own: to start ranks again, to end them, to train another run, to be `__main__`."""
 
-WIDTH = 100
+WIDTH = 80
 """Columns of the terminal that guides show."""
 SECONDS = 250
 """At most so long takes a command."""
