@@ -1,100 +1,119 @@
-"""`python -m tools.front_picture`: the picture of the README, `doctor` on a broken run beside its report.
+"""`python -m tools.front_picture`: the recordings and the picture at the top of the README and of the site.
 
-Trains a run, damages it, asks `doctor` on a terminal and writes the report; Chromium takes the picture, light and dark.
+Trains a run, damages its newest checkpoint, asks `doctor` in a terminal, and writes the report. The recordings are
+drawn from what terminals got, that of `browse` from `docs/browse.cast`; Chromium takes the picture of the report, light
+and dark. `tests/test_front_picture.py` holds their words against what the commands say today.
 """
 
 from __future__ import annotations
 
-import fcntl
-import html
+import json
 import os
-import pty
 import re
-import struct
-import subprocess
-import sys
+import shutil
 import tempfile
-import termios
+from html import unescape
 from pathlib import Path
 
-from tools.browser import picture_of
+from tools.browser import elements_of, picture_of
+from tools.documents import Step, run
+from tools.terminal_svg import drawn
 
-IMAGES = Path(__file__).parent.parent / "docs" / "images"
-RUN = "create run7 --strategy fsdp1 --world-size 4 --steps 6 --save-every 3 --break truncate:2,missing:3"
+DOCS = Path(__file__).parent.parent / "docs"
+IMAGES = DOCS / "images"
+
+RUN = "ckptools create run7 --strategy fsdp1 --world-size 4 --steps 6 --save-every 3"
 BROKEN = "run7/ep0-ba6-rank0.pt"
-WIDTH, HEIGHT, COLUMNS = 1120, 590, 66
+DOCTOR = f"ckptools doctor {BROKEN}"
+REPORT = f"ckptools report {BROKEN} -o report.html --deep --values"
 
-PAGE = """<!doctype html><meta charset="utf-8"><style>
-body{{margin:0;display:flex;gap:16px;padding:16px;background:{back};width:1088px;height:558px;overflow:hidden}}
-pre{{margin:0;padding:14px 16px;width:530px;border-radius:8px;background:{panel};color:{ink};overflow:hidden;
-font:12.5px/1.5 ui-monospace,"DejaVu Sans Mono",monospace;border:1px solid {rule};box-sizing:border-box}}
-b{{color:{prompt}}} .c31{{color:{bad}}} .c32{{color:{good}}} .c33{{color:{warn}}}
-.c2{{opacity:.7}} .c1{{font-weight:bold}}
-iframe{{flex:1;border:1px solid {rule};border-radius:8px;zoom:.8;height:670px}}
-</style><pre><b>$</b> ckptools doctor {path}
-{text}</pre><iframe src="report.html"></iframe>
-"""
-LIGHT = {"back": "#ffffff", "panel": "#f6f8fa", "ink": "#1f2328", "rule": "#d1d9e0", "prompt": "#6639ba",
-         "bad": "#b3261e", "good": "#1b6e33", "warn": "#8a5100"}  # fmt: skip
-DARK = {"back": "#0d1117", "panel": "#151b23", "ink": "#e6edf3", "rule": "#3d444d", "prompt": "#bc8cff",
-        "bad": "#ff8a80", "good": "#81c995", "warn": "#ffcc66"}  # fmt: skip
+SAVED = 1_795_000_000
+"""When the files were written, in seconds since 1970; a picture that is made anew has the same time."""
+
+KEY, THINKING = 0.045, 0.4
+"""Seconds from one key to the next, and from a command to its answer."""
+
+WIDTH, SCALE = 1000, 2
+"""Pixels of the page that is pictured, each of which is so many of the picture."""
+
+MARGIN = 36
+"""Pixels below the last text of the page."""
+
+
+def broken_run(folder: Path) -> None:
+    """Train a run in a folder; of its newest checkpoint rank 2 is lost, and rank 3 is the file of an earlier step."""
+    run(Step(0, RUN, ""), folder)
+    (folder / "run7" / "ep0-ba6-rank2.pt").unlink()
+    shutil.copy(folder / "run7" / "ep0-ba3-rank3.pt", folder / "run7" / "ep0-ba6-rank3.pt")
+    for path in folder.glob("run7/*"):
+        os.utime(path, (SAVED, SAVED))
+
+
+def recording_of_doctor(folder: Path) -> str:
+    """The command, typed key by key, and what a terminal shows of its answer."""
+    events, at = [(0.0, "\x1b[35m$\x1b[0m ")], 0.6
+    for key in DOCTOR:
+        events.append((at, key))
+        at += KEY
+    answer = run(Step(0, f"{DOCTOR} --color always", ""), folder).rstrip().replace("\n", "\r\n")
+    events.append((at + THINKING, f"\r\n{answer}"))
+    return drawn(events, "ckptools doctor says which ranks of a checkpoint are broken, and what to do")
+
+
+def recording_of_browse() -> str:
+    """What docs/browse.cast has recorded."""
+    head, *events = map(json.loads, (DOCS / "browse.cast").read_text().splitlines())
+    events = [(at, text) for at, _, text in events]
+    return drawn(events, "ckptools browse", head["width"], head["height"])
+
+
+def report_page(folder: Path) -> str:
+    """The report of the broken checkpoint, up to its first pictures."""
+    run(Step(0, REPORT, ""), folder)
+    return top_of((folder / "report.html").read_text())
+
+
+def top_of(page: str) -> str:
+    """A report up to the second of its headings: the verdict, the facts, the causes."""
+    return page[: [found.start() for found in re.finditer("<h2", page)][1]]
+
+
+def words_of(page: str) -> str:
+    """The text of a page, a line for each piece; what is folded away is not there."""
+    page = re.sub(r"<details>(.*?</summary>).*?(</details>|$)", r"\1", page, flags=re.DOTALL)
+    page = re.sub(r"<(style|script|title|head)\b.*?</\1>", "", page, flags=re.DOTALL)
+    return "\n".join(filter(None, (unescape(text).strip() for text in re.split("<[^>]*>", page))))
 
 
 def main(images: Path = IMAGES) -> None:
-    """Write `doctor-light.png` and `doctor-dark.png`."""
+    """Write all of them."""
     images.mkdir(exist_ok=True)
+    (images / "browse.svg").write_text(recording_of_browse())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        _ckptools(folder, RUN, 0)
-        for path in folder.glob("run7/*"):
-            os.utime(path, (1_795_000_000, 1_795_000_000))
-        _ckptools(folder, f"report {BROKEN} -o report.html --deep --values", 1)
-        text = as_html(on_terminal(folder, ["doctor", BROKEN]))
-        for scheme, colours in (("light", LIGHT), ("dark", DARK)):
-            page = folder / f"{scheme}.html"
-            page.write_text(PAGE.format(text=text, path=BROKEN, **colours))
-            picture_of(page, images / f"doctor-{scheme}.png", width=WIDTH, height=HEIGHT, dark=scheme == "dark")
+        broken_run(folder)
+        (images / "doctor.svg").write_text(recording_of_doctor(folder))
+        html = report_page(folder)
+        (images / "report.txt").write_text(f"{words_of(html)}\n")
+        page = folder / "top.html"
+        page.write_text(html)
+        height = _height_of(html, folder)
+        for scheme in ("light", "dark"):
+            picture = images / f"report-{scheme}.png"
+            scale = f"--force-device-scale-factor={SCALE}"
+            picture_of(page, picture, scale, width=WIDTH, height=height, dark=scheme == "dark")
 
 
-def _ckptools(folder: Path, words: str, code: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "ckptools", *words.split()], cwd=folder, capture_output=True, text=True
-    )
-    assert done.returncode == code, done.stderr
-
-
-def on_terminal(folder: Path, words: list[str]) -> str:
-    """What a command shows on a terminal of `COLUMNS` columns, with its colours."""
-    child, terminal = pty.fork()
-    if child == 0:
-        os.chdir(folder)
-        os.environ |= {"COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
-        os.execv(sys.executable, [sys.executable, "-m", "ckptools", *words])
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 60, COLUMNS, 0, 0))
-    shown = bytearray()
-    while data := _read(terminal):
-        shown += data
-    os.waitpid(child, 0)
-    return shown.decode()
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 65536)
-    except OSError:  # Linux's way to say that the other side has ended
-        return b""
-
-
-def as_html(shown: str) -> str:
-    """Text with terminal colours as HTML; what a line was before it was overwritten is gone."""
-    lines = (re.split(r"\r(?:\x1b\[K)?", line.rstrip("\r"))[-1] for line in shown.split("\n"))
-    text = html.escape("\n".join(lines), quote=False)
-    text = re.sub(r"\x1b\[(?:0;)?([\d;]+)m", lambda code: _tag(code[1]), re.sub(r"\x1b\[0?m", "</span>", text))
-    return re.sub(r"\x1b\[[\d;]*[A-Za-z]", "", text)
-
-
-def _tag(codes: str) -> str:
-    return "</span>" if codes == "0" else f'<span class="{" ".join(f"c{code}" for code in codes.split(";"))}">'
+def _height_of(page: str, folder: Path) -> int:
+    """Pixels down to the last text of a page, and a margin; its policy is taken away, for a script measures it."""
+    measured = folder / "measured.html"
+    texts = "[...document.querySelectorAll('body *')].filter((e) => !e.children.length && e.checkVisibility())"
+    bottom = f"Math.ceil(Math.max(...{texts}.map((e) => e.getBoundingClientRect().bottom)))"
+    script = f"<script>document.body.id = 'high' + {bottom}</script>"
+    measured.write_text(re.sub("<meta http-equiv[^>]*>", "", page) + script)
+    found = re.search(r'id="high(\d+)"', elements_of(measured, f"--window-size={WIDTH},1000"))
+    assert found is not None
+    return int(found[1]) + MARGIN
 
 
 if __name__ == "__main__":
