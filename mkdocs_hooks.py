@@ -1,4 +1,4 @@
-"""What the site has beyond `docs/`: a page for each problem code, each command's help, pictures of the tests.
+"""What the site has beyond `docs/`: a page for each problem code, each command's help, a report.
 
 All of it comes from where it is kept, so that no page can say something else than the program.
 """
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,12 +26,17 @@ from ckptools.cli.start import COMMANDS  # noqa: E402
 from ckptools.explain import PAGES, Explanation, effect_of, explanations, sections_of  # noqa: E402
 from ckptools.formats.registry import FORMATS, Format  # noqa: E402
 
-PICTURES = ROOT / "tests" / "display" / "golden" / "pictures"
+REPORTED = ROOT / "fixtures" / "verl-fsdp2-bf16" / "ckpt"
+REPORT = "broken-report.html"
+FRAME = f'''<iframe class="report" src="{REPORT}" title="A report of a broken checkpoint"></iframe>
+
+[Open this report alone]({REPORT})'''
+"""A report that was written when the site was built, in place of its picture."""
+
 PROJECT = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 
 MOVED = (
     ("../ckptools/explain/problems.md", "problems/index.md"),
-    ("../tests/display/golden/pictures/", "images/tests/"),
     *((f"../{name}", f"project/{name}") for name in PROJECT),
 )
 """Links that lead out of `docs/` in the repository, and where they lead on the site."""
@@ -47,11 +55,10 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the generated pages and the pictures."""
+    """Add the generated pages."""
+    files.append(File.generated(config, REPORT, content=_report()))
     for path, text in [*_problem_pages(), *_project_pages()]:
         files.append(File.generated(config, path, content=text))
-    for picture in PICTURES.glob("*.svg"):
-        files.append(File.generated(config, f"images/tests/{picture.name}", abs_src_path=str(picture)))
     return files
 
 
@@ -60,6 +67,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     path = page.file.src_uri
     for there, here in MOVED:
         markdown = markdown.replace(f"]({there}", f"]({here}")
+    if path == "report.md":
+        markdown = re.sub(r"!\[.*\]\(images/report-light\.png\)", FRAME, markdown)
     if path.removesuffix(".md") in COMMANDS:
         markdown += f"\n\n## All options\n\n```text\n{_help_of(path.removesuffix('.md'))}\n```\n"
     if path.startswith("families/"):
@@ -92,6 +101,21 @@ def _recognised(known: Format) -> str:
     return f"*Known by {known.KNOWN_BY}.{tried}*"
 
 
+def _report() -> str:
+    """The report of a checkpoint of verl, of which the optimizer of one rank is lost and that of another is cut."""
+    with tempfile.TemporaryDirectory() as folder:
+        actor = Path(shutil.copytree(REPORTED, Path(folder, "run7"))) / "global_step_3" / "actor"
+        (actor / "optim_world_size_4_rank_2.pt").unlink()
+        os.truncate(actor / "optim_world_size_4_rank_3.pt", 20_000)
+        for path in actor.iterdir():
+            os.utime(path, (1_795_000_000, 1_795_000_000))
+        words = ["report", "run7/global_step_3/actor", "-o", "report.html", "--deep", "--values", "--interactive"]
+        done = subprocess.run([sys.executable, "-m", "ckptools", *words], cwd=folder, capture_output=True, text=True)
+        if done.returncode != 1:
+            raise ValueError(f"no report of a broken checkpoint: {done.stderr}")
+        return Path(folder, "report.html").read_text("utf-8")
+
+
 def _problem_pages() -> Iterator[tuple[str, str]]:
     sections = dict(sections_of(PAGES.read_text("utf-8")))
     for page in explanations():
@@ -118,5 +142,5 @@ def _project_pages() -> Iterator[tuple[str, str]]:
 
 
 def _help_of(command: str) -> str:
-    os.environ["COLUMNS"] = "96"
+    os.environ["COLUMNS"] = "80"
     return CliRunner().invoke(app, [command, "--help"], prog_name="ckptools").stdout.strip()
