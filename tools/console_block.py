@@ -34,7 +34,7 @@ OPTION = re.compile(r"(?<!\S)--?\w[\w-]*")
 GAP = 2
 """Spaces between two columns of a table."""
 
-MOST_HANG = 40
+MOST_HANG = 32
 """Characters; a line that is broken goes on no further to the right, so that a narrow window has room for it."""
 
 SEVERITIES: dict[str, Mark] = {kind.code: "bad" if kind.severity == "error" else "warn" for kind in Code}
