@@ -108,7 +108,7 @@ def _report() -> str:
         (actor / "optim_world_size_4_rank_2.pt").unlink()
         os.truncate(actor / "optim_world_size_4_rank_3.pt", 20_000)
         for path in actor.iterdir():
-            os.utime(path, (1_795_000_000, 1_795_000_000))
+            os.utime(path, (1_760_000_000, 1_760_000_000))
         words = ["report", "run7/global_step_3/actor", "-o", "report.html", "--deep", "--values", "--interactive"]
         done = subprocess.run([sys.executable, "-m", "ckptools", *words], cwd=folder, capture_output=True, text=True)
         if done.returncode != 1:

@@ -15,10 +15,13 @@ import ckptools
 from ckptools.display.drawing import Picture
 from tests.training.forked import run_ranks
 
-PICTURES = Path(__file__).parent.parent / "docs" / "images" / "pictures"
+ROOT = Path(__file__).parent.parent
+PICTURES = ROOT / "docs" / "images" / "pictures"
+LICENSE = ROOT / "LICENSE"
+"""A text that stays the same, to train on."""
 
 RANKS, STEPS, EVERY = 8, 40, 5
-SAVED = 1_795_000_000
+SAVED = 1_760_000_000
 """When the first checkpoint was written, in seconds since 1970; a picture that is made anew has the same times."""
 
 
@@ -59,7 +62,7 @@ def _train(run: Path) -> None:
     warm_up = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=10)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     scheduler = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm_up, cosine], [10])
-    text = torch.frombuffer(bytearray(Path(__file__).read_bytes()), dtype=torch.uint8).long()
+    text = torch.frombuffer(bytearray(LICENSE.read_bytes()), dtype=torch.uint8).long()
     rank = torch.distributed.get_rank()
     for step in range(1, STEPS + 1):
         start = (step * 997 + rank // 2 * 131) % (len(text) - 33)
@@ -101,7 +104,7 @@ def main(to: Path = PICTURES) -> None:
     to.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         for picture, drawn in pictures(trained(Path(name))).items():
-            drawn.save(to / f"{picture}.svg")
+            drawn.save(to / f"{picture}.svg", force=True)
 
 
 if __name__ == "__main__":
