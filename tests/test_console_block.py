@@ -66,6 +66,11 @@ def test_a_command_is_told_from_what_it_prints() -> None:
     assert '<span class="option">--limit</span>' in made and '<span class="line">step 3</span>' in made
 
 
+def test_a_command_to_type_next_stands_out() -> None:
+    made = html("$ x\nnext:\n  ckptools ls run7\nnext: ckptools verify run7 --deep\nthat ckptools ls names\n")
+    assert re.findall('class="typed">([^<]*)<', made) == ["ckptools ls", "ckptools verify"]
+
+
 def test_text_of_a_block_is_escaped() -> None:
     made = html("$ echo '<b>'\n<script>&</script>\n")
     assert "<script>" not in made and plain(made).split("\n")[:2] == ["$ echo '<b>'", "<script>&</script>"]

@@ -28,6 +28,9 @@ BRANCH = re.compile(r"(│   |    )*[├└]─")
 SIGNED = re.compile(r"(BAD|ok|warn|-)( {1,4})(?=\S)")
 """An answer of `doctor`, behind its sign."""
 
+PROPOSED = re.compile(r"( +|next: +|→ +| +→ +)(ckptools [a-z]+)\b")
+"""The beginning of a line with a command to type next."""
+
 OPTION = re.compile(r"(?<!\S)--?\w[\w-]*")
 """An option, which a browser would break at its hyphens."""
 
@@ -116,6 +119,8 @@ def _coloured(text: str) -> str:
         return _painted(signed[1], mark) + escape(signed[2]) + _cells(text[signed.end() :], mark)
     if found := re.match(r"(error|warning)(?=: )", text):
         return _painted(found[0], mark_of(found[0])) + _coded(text[found.end() :])
+    if found := PROPOSED.match(text):
+        return f'{escape(found[1])}<span class="typed">{found[2]}</span>{_coded(text[found.end() :])}'
     mark = mark_of(text)
     return _painted(text, mark) if mark else _coded(text)
 
