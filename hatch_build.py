@@ -57,7 +57,7 @@ def manual(root: str | Path, version: str) -> str:
         ".SH COMMANDS",
     ]
     for name in COMMANDS:
-        parts += [f".SS ckptools {name}", ".nf", _escaped(_printed(root, name, "--help")), ".fi"]
+        parts += [f".SS ckptools {name}", ".nf", _escaped(_printed(root, name, "--help-all")), ".fi"]
     parts += [".SH EXIT STATUS", ".nf", EXIT, ".fi"]
     return "\n".join(parts) + "\n"
 

@@ -143,4 +143,4 @@ def _project_pages() -> Iterator[tuple[str, str]]:
 
 def _help_of(command: str) -> str:
     os.environ["COLUMNS"] = "80"
-    return CliRunner().invoke(app, [command, "--help"], prog_name="ckptools").stdout.strip()
+    return CliRunner().invoke(app, [command, "--help-all"], prog_name="ckptools").stdout.strip()

@@ -20,6 +20,7 @@ def option(
     default: Any,
     help: str,
     flag: str | None = None,
+    common: bool = False,
     hidden: bool = False,
     metavar: str | None = None,
     completed: Literal["", "keys", "sections"] = "",
@@ -31,7 +32,8 @@ def option(
         default: its default value; `dataclasses.MISSING` if it has none and must be given.
         help: one line for `--help`, which also documents the field.
         flag: its spelling; None makes `--world-size` of `world_size`. Several spellings are separated by spaces.
-        hidden: whether `--help` leaves it out.
+        common: whether `--help` of a command with many options shows it; `--help-all` shows all options.
+        hidden: whether every help leaves it out, and no shell completes it: an option that the command refuses.
         metavar: placeholder for its value in `--help`; None for the name of its type.
         completed: names of the given checkpoint that a shell offers as completions.
         typed: its type on the command line, if Python accepts more types; None for the field's type.
@@ -41,6 +43,7 @@ def option(
         metadata={
             "help": help,
             "flag": flag,
+            "common": common,
             "hidden": hidden,
             "metavar": metavar,
             "completed": completed,

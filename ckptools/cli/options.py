@@ -7,7 +7,7 @@ An option of one command is a parameter of its own, whose default `option` makes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass
 from inspect import signature
 from pathlib import Path
@@ -55,11 +55,25 @@ def fill(record: type[Record], given: Mapping[str, Any]) -> Record:
     return record(**found)
 
 
+def declared_options(command: Callable[..., None]) -> dict[str, Field[Any]]:
+    """Find all options of a command by name: its own, and fields of its dataclasses of options."""
+    options = own_options(command)
+    for record in (*records_of(command).values(), OutputOptions):
+        options |= {known.name: known for known in _options_in(record)}
+    return options
+
+
+def _options_in(record: type) -> Iterator[Field[Any]]:
+    for known in fields(record):
+        if is_dataclass(known.default_factory) and isinstance(known.default_factory, type):
+            yield from _options_in(known.default_factory)
+        elif "help" in known.metadata:
+            yield known
+
+
 def flags_of(command: Callable[..., None]) -> dict[str, str]:
     """Map every spelling of a command's boolean flags to the option that it sets."""
-    records = (*records_of(command).values(), OutputOptions)
-    options = own_options(command) | {known.name: known for record in records for known in fields(record)}
-    off = {name: known for name, known in options.items() if known.default is False}
+    off = {name: known for name, known in declared_options(command).items() if known.default is False}
     return {word: name for name, known in off.items() for word in spellings(name, known)}
 
 
@@ -73,14 +87,18 @@ def spellings(name: str, known: Field[Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class OpeningOptions:
-    """Options for opening a checkpoint, of every command."""
+    """Options for opening a checkpoint, of every command; `heading` is above them in the full help."""
 
+    heading = "Opening"
+
+    step: int | None = option(None, "Of the folder of a run, the checkpoint of this step.", common=True, metavar="N")
     ranks: str | None = option(
         None,
         "What the rank files in the folder PATH are called, such as 'model-{rank}-of-{world}.pt'.",
+        common=True,
         metavar="PATTERN",
     )
-    only_this_file: bool = option(False, "Do not look for the other ranks' files.")
+    only_this_file: bool = option(False, "Do not look for the other ranks' files.", common=True)
     follow_symlinks: bool = option(False, "Accept links that lead out of the folder.")
     weights: Literal["fp32", "module"] = option(
         "fp32", "Where the model is stored twice (DeepSpeed, Megatron): fp32 master copy, or module."
@@ -97,8 +115,9 @@ class OpeningOptions:
         "JSON list in the optimizer's order.",
         metavar="FROM",
     )
-    salvage: bool = option(False, "Read a .pt that is cut short up to the cut; what is behind it is a gap.")
-    step: int | None = option(None, "Of the folder of a run, the checkpoint of this step.", metavar="N")
+    salvage: bool = option(
+        False, "Read a .pt that is cut short up to the cut; what is behind it is a gap.", common=True
+    )
     jobs: int | None = option(None, "Threads, and processes that open many rank files.", flag="--jobs -j")
 
     @property
@@ -132,12 +151,14 @@ class RunOptions(OpeningOptions):
 class CheckOptions:
     """Options for the checks of a checkpoint, which are arguments of the function `verify`."""
 
-    deep: bool = option(False, "Read every tensor; compare the CRC-32 that files carry.")
-    values: bool = option(False, "Read every tensor; look for NaN and infinities.")
+    deep: bool = option(False, "Read every tensor; compare the CRC-32 that files carry.", common=True)
+    values: bool = option(False, "Read every tensor; look for NaN and infinities.", common=True)
     manifest: Path | None = option(None, "A JSON that consolidate --manifest wrote: compare every digest in it.")
     ignore: Sequence[str] = option(
         (),
         "Problem codes that do not count, such as CK206,CK105; `ckptools explain CK206` says what one is.",
+        common=True,
+        metavar="CODES",
         typed=list[str],
     )
 
@@ -149,16 +170,23 @@ class CheckOptions:
 class SelectionOptions:
     """Options that select keys of a checkpoint."""
 
+    heading = "Keys"
+
     filter: list[str] | None = option(
         None,
         "Only keys that match, such as 'blocks.*.weight' (* matches dots too); may be repeated.",
+        common=True,
         metavar="GLOB",
         completed="keys",
     )
-    exclude: list[str] | None = option(None, "No keys that match; may be repeated.", metavar="GLOB", completed="keys")
+    exclude: list[str] | None = option(
+        None, "No keys that match; may be repeated.", common=True, metavar="GLOB", completed="keys"
+    )
     section: str | None = option(
         None,
         "Only one section: model, optimizer, scheduler, rng, other, a section's own name; or all.",
+        common=True,
+        metavar="NAME",
         completed="sections",
     )
 
@@ -174,12 +202,17 @@ class SelectionOptions:
 class RowOptions:
     """Options that select and sort the rows of a table."""
 
+    heading = "Rows"
+
     sort: str | None = option(
         None,
         "Sort by this column: names from a to z, numbers from the largest; -COLUMN the other way.",
+        common=True,
         metavar="COLUMN",
     )
-    limit: int | None = option(None, "Show this many rows; 0 for all. [default: what fits a terminal, all when piped]")
+    limit: int | None = option(
+        None, "Show this many rows; 0 for all. [default: what fits a terminal, all when piped]", common=True
+    )
 
     def __post_init__(self) -> None:
         if self.limit is not None and self.limit < 0:
@@ -193,7 +226,9 @@ class RowOptions:
 class JsonOptions:
     """The option for output that is text or JSON."""
 
-    json: bool = option(False, "Print one JSON object for other programs.")
+    heading = "Output"
+
+    json: bool = option(False, "Print one JSON object for other programs.", common=True)
 
 
 @dataclass(frozen=True)
@@ -243,7 +278,9 @@ Color = Literal["auto", "always", "never"]
 class OutputOptions:
     """Options of every command for messages beside its output, and for colour."""
 
+    heading = "Every command"
+
     quiet: bool = option(False, "Say nothing but the answer, and errors.", flag="--quiet -q")
-    verbose: bool = option(False, "Say also what was read, and how long it took.", flag="--verbose -v")
+    verbose: bool = option(False, "Say also what was read, and how long it took.", flag="--verbose -v", common=True)
     debug: bool = option(False, "Where something goes wrong, show Python's traceback too.")
     color: Color = option("auto", "Colour beside the words: auto (on a terminal), always or never; NO_COLOR is never.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from ckptools.cli.progress import Progress
 from ckptools.cli.terminal import Printing, without_bar
-from ckptools.display.screen import PIPE, Mark, Screen, mark_of, painted
+from ckptools.display.screen import PIPE, Mark, Screen, in_roles, mark_of, painted
 from ckptools.errors import CkptoolsError, ReadError, SeveralError, UsageError
 from ckptools.model.records import Rows, record_fields
 from ckptools.text import encodable, few, plural, printable
@@ -77,7 +77,8 @@ def remark_private(left_out: int) -> None:
 def remark(text: str) -> None:
     """Print lines on stderr that are not part of the output; nothing with `--quiet`."""
     if not Printing.quiet:
-        _complain("\n".join(piece for line in text.split("\n") for piece in _fitting(line)))
+        lines = [piece for line in text.split("\n") for piece in _fitting(line)]
+        _complain(in_roles("\n".join(lines), in_color(sys.stderr)))
 
 
 def say_rendered(lines: Iterable[str]) -> None:
@@ -108,17 +109,20 @@ def _fitting(text: str, label: str = "") -> list[str]:
 def say(message: str, mark: Mark = "") -> None:
     """Print one line on stderr, with control characters made visible.
 
-    `mark` colours the line; without it, the first words of errors and warnings do.
+    `mark` colours the line; without it, the first word of errors and warnings is coloured, and what a user can type.
     """
     # If stderr cannot be written, the exit code still tells the result.
     with contextlib.suppress(OSError):
         text, color = printable(message), in_color(sys.stderr)
         word, colon, rest = text.partition(": ")
-        if word in ("error", "warning") and not mark:
-            first, *others = _fitting(rest, f"{word}{colon}")
-            lines = [painted(word, mark_of(word), color) + first.removeprefix(word), *others]
-        else:
+        if mark:
             lines = [painted(line, mark, color) for line in _fitting(text)]
+        elif word in ("error", "warning"):
+            first, *others = _fitting(rest, f"{word}{colon}")
+            own = painted(word, mark_of(word), color) + in_roles(first.removeprefix(word), color)
+            lines = [own, *(in_roles(line, color) for line in others)]
+        else:
+            lines = [in_roles(line, color) for line in _fitting(text)]
         _complain("\n".join(lines))
 
 

@@ -68,7 +68,7 @@ def start(words: Sequence[str]) -> None:
             functions = [only_listed(*command) for command in COMMANDS.items()]
         else:
             functions = [function_of(known) for known in ([name] if name in COMMANDS else COMMANDS)]
-        program(HELP, functions, GROUPS)()
+        program(HELP, functions, GROUPS)(prog_name="ckptools")
     else:
         from ckptools.cli.running import one_line_errors
 

@@ -33,12 +33,16 @@ class ConsolidateOptions:
     """
 
     format: str | None = option(
-        None, "pt, safetensors or dcp, for a name without suffix (a file gets that suffix) or DIR/."
+        None,
+        "pt, safetensors or dcp, for a name without suffix (a file gets that suffix) or DIR/.",
+        metavar="pt|safetensors|dcp",
     )
     only: str | None = option(
         None,
         "model (the bare state dict), optimizer, or all (the same tree); or a glob of names of the model, such as"
         " 'blocks.*'. safetensors: model; else: all.",
+        common=True,
+        metavar="PART",
     )
     map: Mapping[str, str] | str | Path | None = option(
         None, "A JSON of old name to new, such as match --write-map writes.", typed=Path | None
@@ -46,6 +50,7 @@ class ConsolidateOptions:
     like: str | Path | None = option(
         None,
         "Write DIR/ like this Hugging Face folder or config.json: its names, shapes, dtypes, files, config, tokenizer.",
+        common=True,
         metavar="ORIGINAL",
         typed=str | None,
     )
@@ -57,21 +62,34 @@ class ConsolidateOptions:
         metavar="OLD=NEW",
         typed=list[str],
     )
-    dtype: str | None = option(None, "dtype for the model's floating-point tensors, such as bf16; others keep theirs.")
+    dtype: str | None = option(
+        None,
+        "dtype for the model's floating-point tensors, such as bf16; others keep theirs.",
+        common=True,
+        metavar="DTYPE",
+    )
     max_shard_size: int | str | None = option(
         None,
         "Bytes of tensors per file of safetensors (several get an index) or of a DCP, such as 5GB.",
+        metavar="SIZE",
         typed=str | None,
     )
-    tied: str = option("keep", "safetensors: keep writes a tied weight under each name, drop only under the first.")
+    tied: str = option(
+        "keep",
+        "safetensors: keep writes a tied weight under each name, drop only under the first.",
+        metavar="keep|drop",
+    )
     keep_types: bool = option(False, "Keep timedeltas, numpy arrays and the like, which plain torch.load refuses.")
-    force: bool = option(False, "Overwrite an output that exists.")
-    allow_missing: bool = option(False, "Leave out and list what is not whole, instead of refusing.")
-    fill: str | None = option(None, "With --allow-missing: nan or zero in the place of holes, which are listed.")
+    force: bool = option(False, "Overwrite an output that exists.", common=True)
+    allow_missing: bool = option(False, "Leave out and list what is not whole, instead of refusing.", common=True)
+    fill: str | None = option(
+        None, "With --allow-missing: nan or zero in the place of holes, which are listed.", metavar="nan|zero"
+    )
     fill_from: str | Path | None = option(
         None,
         "Take what is missing or damaged from another checkpoint of the same run, and keep a record of it in the "
         "output; one of another run is refused.",
+        common=True,
         metavar="OLDER",
         typed=str | None,
     )
@@ -79,6 +97,7 @@ class ConsolidateOptions:
         False,
         "Let torch or safetensors read the output back, and compare it with the shards, byte for byte; "
         "with --dry-run: compare the source with its checksums.",
+        common=True,
     )
     unchecked: bool = option(False, "Do not compare the source with the checksums that it states.")
     manifest: bool = option(False, "Write sha256 of every tensor and file into OUT.manifest.json.")
@@ -91,7 +110,7 @@ class ConsolidateOptions:
         "other kind are refused.",
     )
     prefer_rank: int | None = option(None, "Where ranks hold different copies of one tensor, take this rank's.")
-    dry_run: bool = option(False, "Check and plan; write nothing.")
+    dry_run: bool = option(False, "Check and plan; write nothing.", common=True)
     resume: bool = option(False, "If it is cut short, keep what was written; the same command goes on from there.")
     jobs: int | None = None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ckptools.display.screen import PIPE, Mark, Screen, mark_of, painted
+from ckptools.display.screen import PIPE, Mark, Screen, in_roles, mark_of, painted
 from ckptools.display.tables import Column, incident_lines, table, verdict_lines, wrapped
 from ckptools.model.incidents import Cause, Consequence
 from ckptools.model.records import Rows
@@ -37,7 +37,7 @@ class ScreenPage:
 
     def lines(self, texts: Iterable[str]) -> None:
         """Add lines that are never wrapped, such as commands, so that users can copy them."""
-        self._add(list(map(printable, texts)))
+        self._add([in_roles(printable(text), self.screen.color) for text in texts])
 
     def verdict(self, verdict: Verdict) -> None:
         """Add the headline of a verdict, and its remark."""

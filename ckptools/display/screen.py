@@ -1,4 +1,4 @@
-"""What a terminal shows: its size, and the colours of verdicts.
+"""What a terminal shows: its size, and the colours of verdicts, and of commands, options and codes.
 
 Nothing that reads a checkpoint is imported here, so that `--version` and errors cost little.
 """
@@ -31,13 +31,14 @@ PIPE = Screen()
 # coloured after it was made printable, so that a name from a file cannot contain colours.
 
 
-Mark = Literal["", "bad", "warn", "good", "change", "dim", "heading", "doubtful", "sound", "values"]
+Mark = Literal["", "bad", "warn", "good", "change", "dim", "heading", "doubtful", "sound", "values", "typed"]
 """Meaning of a text: a fault, a warning, a good result, a difference the user asked about, an aside, a heading; the
-headline of a doubtful or sound checkpoint; or values, in which only what is not finite is coloured."""
+headline of a doubtful or sound checkpoint; values, in which only what is not finite is coloured; or a command or option
+that the user can type."""
 
 SGR: Mapping[Mark, str] = {
     "bad": "1;31", "warn": "33", "good": "32", "change": "1", "dim": "2", "heading": "1", "doubtful": "1;33",
-    "sound": "1;32",
+    "sound": "1;32", "typed": "36",
 }  # fmt: skip
 """Select Graphic Rendition parameters of each mark. Source: ECMA-48, 8.3.117."""
 
@@ -84,3 +85,14 @@ def painted(text: str, mark: Mark, color: bool = True) -> str:
         return text
     before, _, after = text.partition(bare)
     return f"{before}\x1b[{SGR[mark]}m{bare}\x1b[0m{after}"
+
+
+ROLES = re.compile(
+    r"(?P<typed>\bckptools [a-z]+\b|(?<![\w-])--[a-z][\w-]*|(?<![^\s(])-[a-z](?![\w-]))|(?P<heading>\bCK\d{3}\b)"
+)
+"""Commands, options and problem codes in a text of ckptools."""
+
+
+def in_roles(text: str, color: bool = True) -> str:
+    """Colour the commands, options and problem codes in a printable text of ckptools, if `color`."""
+    return ROLES.sub(lambda found: painted(found[0], "typed" if found["typed"] else "heading"), text) if color else text

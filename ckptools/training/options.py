@@ -77,21 +77,23 @@ DEVICES = ("cpu", "cuda")
 class ModelSize:
     """Size of the transformer. The defaults are odd, so that shards are uneven in any even world."""
 
-    vocab: int = option(257, "Tokens in the vocabulary.", hidden=True)
-    width: int = option(65, "Features of a token; must divide by --heads.", hidden=True)
-    layers: int = option(3, "Blocks.", hidden=True)
-    heads: int = option(5, "Attention heads.", hidden=True)
-    context: int = option(31, "Tokens in a training sequence.", hidden=True)
+    heading = "Model"
+    vocab: int = option(257, "Tokens in the vocabulary.")
+    width: int = option(65, "Features of a token; must divide by --heads.")
+    layers: int = option(3, "Blocks.")
+    heads: int = option(5, "Attention heads.")
+    context: int = option(31, "Tokens in a training sequence.")
     experts: int = option(
         0, f"Experts in place of each block's perceptron, with any strategy but tp. [with moe: {EXPERTS}]"
     )
-    dropout: float = option(0.1, "Share of the features that a block drops while training.", hidden=True)
+    dropout: float = option(0.1, "Share of the features that a block drops while training.")
 
 
 @dataclass(frozen=True)
 class ParallelOptions:
     """Options of the strategies; each option is for some strategies only."""
 
+    heading = "Strategy"
     sharding: str = option("full", "fsdp1: full, grad-op (weights stay whole until backward), hybrid (in replicas).")
     use_orig_params: bool = option(True, "fsdp1: the optimizer sees parameters, not one flat one per unit.")
     state_dict_type: str = option("sharded", "fsdp1: sharded, local (flat pieces), full (rank 0 has all).")
@@ -111,6 +113,7 @@ class ParallelOptions:
 class FileOptions:
     """Options for the names and contents of a checkpoint's files."""
 
+    heading = "Files"
     name: str | None = option(
         None,
         "Template of the file's name, or of the folder's where a layout is a folder: a path below OUT with "
@@ -131,9 +134,14 @@ class FileOptions:
 class ResumeOptions:
     """Options for saving on the way, and for ranks that die."""
 
-    resume: str | None = option(None, "Go on from this checkpoint, or from the newest whole one in this folder.")
+    heading = "Resuming"
+    resume: str | None = option(
+        None, "Go on from this checkpoint, or from the newest whole one in this folder.", common=True, metavar="PATH"
+    )
     load: str = option("each", f"How it is read: {' or '.join(LOADS)}, where rank 0 reads for all.")
-    save_every: int | None = option(None, "Also save each time this many steps are done; folders are called step-N.")
+    save_every: int | None = option(
+        None, "Also save each time this many steps are done; folders are called step-N.", common=True
+    )
     max_restarts: int = option(0, "When a rank dies, restart all from the last whole checkpoint, at most this often.")
     kill: str | None = option(None, "RANK:STEP: end this rank by SIGKILL once, after this many steps.")
 
@@ -165,6 +173,7 @@ class ResumeOptions:
 class LaunchOptions:
     """Options for starting the ranks; an outer launcher already decides most of them."""
 
+    heading = "Launching"
     launcher: str | None = option(None, f"What starts the ranks: {', '.join(LAUNCHERS)}. [default: elastic]")
     nnodes: int | None = option(None, "Nodes; run the command on each. [default: 1]")
     node_rank: int | None = option(None, "Which of the nodes this is, from 0.")
@@ -191,6 +200,7 @@ class LaunchOptions:
 class BackendOptions:
     """Options for the backend of the collectives and the device of the tensors."""
 
+    heading = "Hardware"
     backend: str = option("auto", f"What carries the collectives: auto, {', '.join(BACKENDS)}; see --backends.")
     device: str = option("auto", "What the tensors are on: auto (GPUs where there are any), cpu or cuda.")
 
@@ -200,18 +210,24 @@ class CreateOptions:
     """One training run and the layout of its checkpoint; the folder `out` is made if it does not exist."""
 
     out: Path
-    strategy: str = option("fsdp1", f"How the model is spread: {', '.join(STRATEGIES)}.")
-    world_size: int | None = option(None, "Ranks. [default: 4, or what torchrun started]")
-    steps: int = option(5, "Optimizer steps before it is saved.")
-    layout: str = option("composer", f"How the files are laid out: {', '.join(LAYOUTS)}.")
-    seed: int = option(0, "The same seed gives the same bytes in every tensor.")
+    strategy: str = option("fsdp1", f"How the model is spread: {', '.join(STRATEGIES)}.", common=True, metavar="NAME")
+    world_size: int | None = option(None, "Ranks. [default: 4, or what torchrun started]", common=True)
+    steps: int = option(5, "Optimizer steps before it is saved.", common=True)
+    layout: str = option("composer", f"How the files are laid out: {', '.join(LAYOUTS)}.", common=True, metavar="NAME")
+    seed: int = option(0, "The same seed gives the same bytes in every tensor.", common=True)
     optimizer: str = option("AdamW", f"{' or '.join(OPTIMIZERS)}.")
     scheduler: str = option("cosine", f"How the learning rate moves: {', '.join(SCHEDULERS)}.")
     full: bool = option(False, "Also save full.pt, the state gathered by torch itself.")
-    force: bool = option(False, "Replace a checkpoint of the same name in OUT.")
-    damage: str = option("", "Damage what was saved, to see what shows it: truncate:2,bitflip:1,swap:0-3.", "--break")
+    force: bool = option(False, "Replace a checkpoint of the same name in OUT.", common=True)
+    damage: str = option(
+        "",
+        "Damage what was saved, to see what shows it: truncate:2,bitflip:1,swap:0-3.",
+        flag="--break",
+        common=True,
+        metavar="WHAT",
+    )
     communication: bool = option(False, "Say what the ranks send each other in the last step.")
-    batch: int = option(8, "Sequences per rank and step.", hidden=True)
+    batch: int = option(8, "Sequences per rank and step.")
     size: ModelSize = field(default_factory=ModelSize)
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
     hardware: BackendOptions = field(default_factory=BackendOptions)

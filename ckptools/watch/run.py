@@ -40,32 +40,39 @@ class WatchOptions:
         UsageError: the options contradict each other.
     """
 
-    deep: bool = option(False, "Compare the CRC-32s of each new checkpoint: every byte is read, once.")
-    values: bool = option(False, "Look for NaN and infinities, and compare norms with the last proven checkpoint.")
+    deep: bool = option(False, "Compare the CRC-32s of each new checkpoint: every byte is read, once.", common=True)
+    values: bool = option(
+        False, "Look for NaN and infinities, and compare norms with the last proven checkpoint.", common=True
+    )
     drift: float = option(
         2.0,
         "With --values: report a norm of the model that is more than this factor away from the last one.",
+        common=True,
         metavar="FACTOR",
     )
-    settle: float = option(20.0, "Judge a checkpoint once its last write is so long ago.", metavar="SECONDS")
-    every: float = option(30.0, "Between two looks.", metavar="SECONDS")
-    once: bool = option(False, "Look once and end, for cron: waits for what is being written, at most --settle.")
+    settle: float = option(
+        20.0, "Judge a checkpoint once its last write is so long ago.", common=True, metavar="SECONDS"
+    )
+    every: float = option(30.0, "Between two looks.", common=True, metavar="SECONDS")
+    once: bool = option(
+        False, "Look once and end, for cron: waits for what is being written, at most --settle.", common=True
+    )
     on_problem: str | None = option(
         None,
         "Run this for each problem: a program and its arguments, no shell. It finds the event in the environment "
         "(CKPTOOLS_EVENT, CKPTOOLS_PATH, CKPTOOLS_STEP, CKPTOOLS_WHY ...) and as JSON on its standard input.",
+        common=True,
         metavar="CMD",
     )
-    prometheus: Path | None = option(None, "Write figures for Prometheus's textfile collector here.", metavar="FILE")
+    prometheus: Path | None = option(None, "Write figures for Prometheus's textfile collector here.", common=True)
     keep: int | None = option(
-        None, "Say which checkpoints are older than the newest N proven ones, and may go.", metavar="N"
+        None, "Say which checkpoints are older than the newest N proven ones, and may go.", common=True
     )
     dry_run: bool = option(False, "With --keep: delete nothing, which is the default.")
-    delete: bool = option(False, "With --keep and --deep: delete what may go.")
+    delete: bool = option(False, "With --keep and --deep: delete what may go.", common=True)
     state: Path | None = option(
         None,
         "Where to remember what was verified. [default: in $XDG_STATE_HOME/ckptools or ~/.local/state/ckptools]",
-        metavar="FILE",
     )
 
     def __post_init__(self) -> None:

@@ -197,7 +197,7 @@ def process(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]], ids=str)
 @pytest.mark.parametrize("columns", ["80", "200", ""])
 def test_commands_are_listed_without_importing_them_as_they_are_with_it(arguments, columns):
-    typers = CliRunner().invoke(app, arguments, prog_name="python -m ckptools", env={"COLUMNS": columns})
+    typers = CliRunner().invoke(app, arguments, prog_name="ckptools", env={"COLUMNS": columns})
     ours = process(*arguments, COLUMNS=columns)
     assert (ours.returncode, ours.stdout, ours.stderr) == (typers.exit_code, typers.stdout, typers.stderr)
 

@@ -76,7 +76,7 @@ def test_rows_are_sorted_and_limited_as_everywhere(folder):
 def test_what_goes_with_one_checkpoint_is_refused(word, folder):
     code, _, stderr = run(str(folder), word)
     assert code == 2 and "goes with one checkpoint" in stderr
-    assert word.partition("=")[0] not in run("--help")[1] and "--salvage" in run("--help")[1]
+    assert word.partition("=")[0] not in run("--help-all")[1] and "--salvage" in run("--help-all")[1]
 
 
 def test_a_folder_of_several_of_one_step_leads_here(folder):

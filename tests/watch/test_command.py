@@ -194,7 +194,7 @@ def test_one_object_needs_once(run):
 def test_options_that_fit_no_watch_are_refused_and_in_no_help(run):
     for words in (["--table-format", "tsv"], ["--ranks", "{rank}.pt"], ["--only-this-file"]):
         assert once(run, *words).returncode == 2
-        assert words[0] not in CliRunner().invoke(app, ["watch", "--help"]).stdout
+        assert words[0] not in CliRunner().invoke(app, ["watch", "--help-all"]).stdout
 
 
 def test_a_state_inside_the_run_is_refused(run):

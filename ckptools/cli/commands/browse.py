@@ -25,6 +25,10 @@ def browse(path: CheckpointPath, other: OtherCheckpoint = None, *, opening: Open
     'ckptools[browse]'.
 
     Exit code: 0 looked at, 2 usage (also without a terminal, or without textual), 3 unreadable.
+
+    Examples:
+        ckptools browse PATH
+        ckptools browse PATH OTHER
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise UsageError(None, "browse needs a terminal; ckptools inspect and tree print what it shows")

@@ -29,6 +29,7 @@ def consolidate(
         "What to write: .pt, .safetensors or .dcp (a folder) says how; DIR/ gets model.safetensors in it. "
         "Also a URL: s3://, gs://, az://.",
         flag="--out -o",
+        common=True,
         metavar="PATH",
     ),
     how: ConsolidateOptions,
@@ -42,6 +43,10 @@ def consolidate(
 
     Exit code: 0 written, 2 usage, 3 unreadable, or the output cannot be written, 4 refused: not whole, damaged, an
     output that exists, or too large for the disk.
+
+    Examples:
+        ckptools consolidate PATH -o model.safetensors
+        ckptools consolidate PATH -o model.pt --allow-missing --dry-run
     """
     from ckptools.consolidate import record
     from ckptools.consolidate.run import consolidate as run

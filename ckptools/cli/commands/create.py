@@ -28,14 +28,14 @@ _NUMBER = re.compile(r"\d+")
 
 
 Out = Annotated[
-    Path | None, typer.Argument(readable=False, metavar="OUT", show_default=False, help="Folder for the checkpoint.")
+    Path | None, typer.Argument(readable=False, metavar="[OUT]", show_default=False, help="Folder for the checkpoint.")
 ]
 
 
 def create(
     out: Out = None,
     *,
-    backends: bool = option(False, "Only say which backends this machine has, and why not."),
+    backends: bool = option(False, "Only say which backends this machine has, and why not.", common=True),
     explain_env: bool = option(False, "Only say what launchers and schedulers have set here, and what follows."),
     options: CreateOptions,
 ) -> None:
@@ -49,6 +49,10 @@ def create(
     and so on, not ddp), dcp (torch.distributed.checkpoint), accelerate (save_state), lightning (the Trainer's .ckpt:
     a file with ddp, else a folder), fabric (fabric.save), torchtitan (step-5/), olmo (step5/), huggingface (the
     model alone: model.safetensors, or several with an index).
+
+    Examples:
+        ckptools create OUT
+        ckptools create OUT --strategy fsdp2 --world-size 2 --break missing:1
     """
     from ckptools import training
 

@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 class ComparisonOptions:
     """Options for the parts of two checkpoints that are compared, and for tolerances."""
 
-    values: bool = option(False, "Compare the values of tensors too, bit for bit.")
+    values: bool = option(False, "Compare the values of tensors too, bit for bit.", common=True)
     rtol: float | None = option(
-        None, "Relative tolerance: |a - b| <= atol + rtol * |b| counts as the same, whatever the dtypes. Reads values."
+        None,
+        "Relative tolerance: |a - b| <= atol + rtol * |b| counts as the same, whatever the dtypes. Reads values.",
+        common=True,
     )
-    atol: float | None = option(None, "Absolute tolerance. Reads values.")
+    atol: float | None = option(None, "Absolute tolerance. Reads values.", common=True)
     every_byte: bool = option(False, "Read also shards whose files state the same CRC-32 on both sides.")
-    hash: Path | None = option(None, "Write digests of A into this JSON, to compare with elsewhere.", metavar="FILE")
+    hash: Path | None = option(None, "Write digests of A into this JSON, to compare with elsewhere.", common=True)
     force: bool = option(False, "With --hash: overwrite the file.")
 
 
@@ -53,6 +55,10 @@ def diff(
 
     Exit code: 0 nothing that was compared differs, 1 they differ or something cannot be compared, 2 usage,
     3 unreadable, 4 refused (the file for digests exists).
+
+    Examples:
+        ckptools diff A B
+        ckptools diff A B --values --limit 20
     """
     if b is None or how.hash is not None:
         _write_digests(a, b, how, selection, form, opening)

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 def doctor(
     paths: AnyPaths,
     *,
-    to: str | None = option(None, "What it should load into, as match takes it.", metavar="MODEL"),
-    deep: bool = option(False, "Read every byte: compare checksums, and name values that are worth a look."),
+    to: str | None = option(None, "What it should load into, as match takes it.", common=True, metavar="MODEL"),
+    deep: bool = option(
+        False, "Read every byte: compare checksums, and name values that are worth a look.", common=True
+    ),
     form: AnswerOptions,
     opening: OpeningOptions,
 ) -> None:
@@ -28,6 +30,10 @@ def doctor(
     calls the others.
 
     Exit code: 0 nothing is wrong (warnings may be shown), 1 something is, 2 usage, 3 it cannot be opened.
+
+    Examples:
+        ckptools doctor PATH
+        ckptools doctor PATH --deep
     """
     from ckptools.doctor.examination import examined as examine
 

@@ -16,6 +16,10 @@ def explain(codes: ProblemCodes = None, *, form: JsonOptions) -> None:
     """Say what a problem code means, and what to do.
 
     What is wrong, what causes it, and what helps. Without a code, all codes are listed.
+
+    Examples:
+        ckptools explain CK101
+        ckptools explain
     """
     from ckptools.explain import explanation, explanations, list_text, pages_json, pages_text
 

@@ -21,6 +21,10 @@ def formats(*, form: JsonOptions) -> None:
 
     In the order in which they are tried, with the writers on whose checkpoints each was tested. Other packages can add
     formats through the entry point group ckptools.formats; theirs are tried first.
+
+    Examples:
+        ckptools formats
+        ckptools formats --json
     """
     from ckptools.consolidate.writers import WRITERS
 

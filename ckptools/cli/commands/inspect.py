@@ -29,15 +29,19 @@ def inspect(
     section: str | None = option(
         None,
         "Show one section in full: model, optimizer, scheduler, rng, other, or a section's own name.",
+        common=True,
+        metavar="NAME",
         completed="sections",
     ),
-    all_ranks: bool = option(False, "Read the structure of every rank, and compare them."),
-    every: bool = option(False, "Of the folder of a run, every checkpoint, in order of steps.", flag="--all"),
+    all_ranks: bool = option(False, "Read the structure of every rank, and compare them.", common=True),
+    every: bool = option(
+        False, "Of the folder of a run, every checkpoint, in order of steps.", flag="--all", common=True
+    ),
     engine: Literal["inert", "torch"] = option(
         "inert", "inert: names are only names, nothing is run. torch: through torch.load, as a check."
     ),
     trust: bool = option(False, "With --engine torch: let the file name any class. Runs its code."),
-    private: bool = option(False, "Show also values whose names begin with '_'."),
+    private: bool = option(False, "Show also values whose names begin with '_'.", common=True),
     form: TableOptions,
     opening: OpeningOptions,
 ) -> None:
@@ -49,6 +53,10 @@ def inspect(
     Exit code: 0 nothing wrong, 1 not whole or an error found (also one rank's file without the others), 2 usage
     (also a folder with several checkpoints if steps do not prove which whole one is the newest), 3 unreadable; with
     --all the highest of all checkpoints.
+
+    Examples:
+        ckptools inspect PATH
+        ckptools inspect PATH --section optimizer
     """
     from ckptools.inspect.record import inspect_report
 

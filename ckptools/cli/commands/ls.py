@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 def ls(
     folder: RunFolderPath,
     *,
-    deep: bool = option(False, "Compare the CRC-32s of the newest too, and of older ones until one is whole."),
+    deep: bool = option(
+        False, "Compare the CRC-32s of the newest too, and of older ones until one is whole.", common=True
+    ),
     rows: RowOptions,
     form: AnswerOptions,
     opening: RunOptions,
@@ -29,6 +31,10 @@ def ls(
 
     Exit code: 0 no checkpoint is known to be broken, 1 one is, or a tracker such as `latest` names none that is whole,
     2 usage, 3 no checkpoint found, or none can be opened.
+
+    Examples:
+        ckptools ls DIR
+        ckptools ls DIR --deep
     """
     from ckptools.ls.rows import checkpoints_in
 

@@ -23,12 +23,15 @@ def match(
         MISSING,
         "What it should load into: another checkpoint, a .safetensors or its index, a Hugging Face config.json, a"
         " JSON of name to shape, or package.module:function, which is imported and called without arguments.",
+        common=True,
         metavar="MODEL",
     ),
-    write_map: Path | None = option(None, "Write the renames, old name to new, for consolidate --map.", metavar="FILE"),
-    optimizer: bool = option(False, "Will it resume? --to returns (model, optimizer): compare groups and state too."),
+    write_map: Path | None = option(None, "Write the renames, old name to new, for consolidate --map.", common=True),
+    optimizer: bool = option(
+        False, "Will it resume? --to returns (model, optimizer): compare groups and state too.", common=True
+    ),
     world_size: int | None = option(
-        None, "Will it resume on N ranks? Random states, files and torch too.", metavar="N"
+        None, "Will it resume on N ranks? Random states, files and torch too.", common=True
     ),
     selection: SelectionOptions,
     rows: RowOptions,
@@ -43,6 +46,10 @@ def match(
 
     Exit code: 0 every name exists with its shape (and the run resumes), 1 otherwise, 2 usage, 3 unreadable or no
     model, 4 the map file exists already.
+
+    Examples:
+        ckptools match PATH --to MODEL
+        ckptools match PATH --to MODEL --write-map map.json
     """
     from ckptools.display.next_command import command_arguments
     from ckptools.match.record import next_lines

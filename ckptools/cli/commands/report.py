@@ -29,16 +29,20 @@ STDOUT = "-"
 class ReportedChecks(CheckOptions):
     """Options for the checks that a report shows."""
 
-    values: bool = option(False, "Read every tensor; look for NaN, and put figures of each on the page.")
+    values: bool = option(False, "Read every tensor; look for NaN, and put figures of each on the page.", common=True)
 
 
 def report(
     paths: ReportedPaths,
     *,
-    out: str = option(MISSING, "The page to write, x.html; - for standard output.", flag="--out -o", metavar="FILE"),
+    out: str = option(
+        MISSING, "The page to write, x.html; - for standard output.", flag="--out -o", common=True, metavar="FILE"
+    ),
     checks: ReportedChecks,
-    force: bool = option(False, "Overwrite an output that exists."),
-    interactive: bool = option(False, "Let one script in the page sort and filter tables, and link what is related."),
+    force: bool = option(False, "Overwrite an output that exists.", common=True),
+    interactive: bool = option(
+        False, "Let one script in the page sort and filter tables, and link what is related.", common=True
+    ),
     opening: OpeningOptions,
 ) -> None:
     """Write a page of HTML about a checkpoint, to mail or keep.
@@ -50,6 +54,10 @@ def report(
     Exit code: that of verify, or of diff. 0 no check failed, or nothing differs; 1 a check failed, a checkpoint of the
     run cannot be opened, or the two differ (the page is written); 2 usage, 3 unreadable, 4 the page would overwrite
     something.
+
+    Examples:
+        ckptools report PATH -o report.html
+        ckptools report PATH -o report.html --values --interactive
     """
     from ckptools.report.html import check_place
 

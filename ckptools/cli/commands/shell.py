@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 def shell(
     paths: CheckpointPaths,
     *,
-    command: str | None = option(None, "Run this and leave; prints an expression.", flag="--command -c"),
-    trust: bool = option(False, "Run whatever code the file names. Only if you trust it."),
+    command: str | None = option(
+        None, "Run this and leave; prints an expression.", flag="--command -c", common=True, metavar="CODE"
+    ),
+    trust: bool = option(False, "Run whatever code the file names. Only if you trust it.", common=True),
     opening: OpeningOptions,
 ) -> None:
     """Open a Python prompt with a checkpoint opened.
@@ -32,6 +34,10 @@ def shell(
     `ck` is the opened checkpoint. If PATH is a single torch.save file with only allow-listed classes, `shard` is its
     content as torch loads it: real tensors, ShardedTensors and DTensors. No torchrun, no other ranks, no GPU needed.
     Without a terminal, code is read from stdin.
+
+    Examples:
+        ckptools shell PATH
+        ckptools shell PATH -c 'ck.step'
     """
     import ckptools.api  # at the prompt, records print themselves
     from ckptools.formats.shards_of_other_ranks import with_other_ranks

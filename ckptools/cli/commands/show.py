@@ -19,11 +19,18 @@ def show(
     keys: ShownKeys,
     *,
     values: str | None = option(
-        None, "Print the elements of a slice, such as '0:4,:8'; only their bytes are read.", metavar="SLICE"
+        None,
+        "Print the elements of a slice, such as '0:4,:8'; only their bytes are read.",
+        common=True,
+        metavar="SLICE",
     ),
-    all_ranks: bool = option(False, "Read every rank, also of more than 64 for what all ranks should share."),
-    limit: int | None = option(None, "Show this many rows of a table; 0 for all. [default: what fits a terminal]"),
-    private: bool = option(False, "Show also values whose names begin with '_'."),
+    all_ranks: bool = option(
+        False, "Read every rank, also of more than 64 for what all ranks should share.", common=True
+    ),
+    limit: int | None = option(
+        None, "Show this many rows of a table; 0 for all. [default: what fits a terminal]", common=True
+    ),
+    private: bool = option(False, "Show also values whose names begin with '_'.", common=True),
     form: AnswerOptions,
     opening: OpeningOptions,
 ) -> None:
@@ -34,6 +41,10 @@ def show(
     up to a million elements it adds a few statistics.
 
     Exit code: 0 shown, 1 a part is missing or cannot be read, 2 usage (also a key that does not exist), 3 unreadable.
+
+    Examples:
+        ckptools show PATH optimizer.param_groups
+        ckptools show PATH rng --all-ranks
     """
     from ckptools.contents.show import show as shown_at
     from ckptools.contents.text import shown_text

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 class FigureOptions:
     """Options for the statistics that are computed."""
 
-    hist: bool = option(False, "Draw how values are spread; reads them twice.")
-    per_rank: bool = option(False, "A row for what each rank holds: which one is odd?")
-    moments: bool = option(False, "Adam's moments beside the parameters, and how far a step moves them.")
-    dead_rows: bool = option(False, "Rows of matrices that are all zero, or that never got a gradient.")
+    hist: bool = option(False, "Draw how values are spread; reads them twice.", common=True)
+    per_rank: bool = option(False, "A row for what each rank holds: which one is odd?", common=True)
+    moments: bool = option(False, "Adam's moments beside the parameters, and how far a step moves them.", common=True)
+    dead_rows: bool = option(False, "Rows of matrices that are all zero, or that never got a gradient.", common=True)
 
 
 def stats(
@@ -46,6 +46,10 @@ def stats(
 
     Exit code: 0 answered, 1 something is not finite, or zero where it should not be, or could not be read in full, 2
     usage (also a section that is not there, or a filter that no tensor matches), 3 nothing could be read.
+
+    Examples:
+        ckptools stats PATH --sort nan
+        ckptools stats PATH --section optimizer
     """
     from ckptools.display.next_command import command_arguments
     from ckptools.stats.passes import elsewhere

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 def tree(
     paths: CheckpointPaths,
     *,
-    expand: bool = option(False, "Show each layer, also where many are the same."),
-    depth: int | None = option(None, "Show this many levels; that of the sections is the first."),
-    all_ranks: bool = option(False, "Read the structure of every rank, and compare them."),
-    private: bool = option(False, "Show also values whose names begin with '_'."),
+    expand: bool = option(False, "Show each layer, also where many are the same.", common=True),
+    depth: int | None = option(None, "Show this many levels; that of the sections is the first.", common=True),
+    all_ranks: bool = option(False, "Read the structure of every rank, and compare them.", common=True),
+    private: bool = option(False, "Show also values whose names begin with '_'.", common=True),
     selection: SelectionOptions,
     rows: RowOptions,
     form: AnswerOptions,
@@ -35,6 +35,10 @@ def tree(
     Reads the structure of one rank, and of the others only if that is not enough or with --all-ranks; no tensor values.
 
     Exit code: 0 shown, 2 usage (also a section that is not there), 3 unreadable.
+
+    Examples:
+        ckptools tree PATH
+        ckptools tree PATH --filter '*.weight' --sort bytes
     """
     from ckptools.contents.tree import keys_of
     from ckptools.display.next_command import command_arguments

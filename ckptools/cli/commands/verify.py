@@ -25,10 +25,14 @@ if TYPE_CHECKING:
 def verify(
     paths: CheckpointPaths,
     *,
-    every: bool = option(False, "Of the folder of a run, every checkpoint, in order of steps.", flag="--all"),
+    every: bool = option(
+        False, "Of the folder of a run, every checkpoint, in order of steps.", flag="--all", common=True
+    ),
     checks: CheckOptions,
     to_fetch: bool = option(
-        False, "Print only the names of the files to copy again, for rsync --files-from=-; nothing if there are none."
+        False,
+        "Print only the names of the files to copy again, for rsync --files-from=-; nothing if there are none.",
+        common=True,
     ),
     form: TableOptions,
     opening: OpeningOptions,
@@ -39,6 +43,10 @@ def verify(
     checksums, as the output then says. `ckptools explain CK101` says what a code means, and what to do.
 
     Exit code: 0 no check failed (warnings may be shown), 1 a check failed, 3 unreadable; with --all the highest.
+
+    Examples:
+        ckptools verify PATH
+        ckptools verify PATH --deep --values
     """
     from ckptools.display.next_command import quoted
     from ckptools.verify.files_to_fetch import folder_of

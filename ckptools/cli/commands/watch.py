@@ -31,6 +31,10 @@ def watch(folder: RunFolderPath, how: WatchOptions, *, form: EventOptions, openi
 
     Exit code: with --once 0 no checkpoint here has a problem, 1 one has, or a tracker names a wrong one; Ctrl-C 0 or 1,
     by whether there was a problem. 2 usage, 3 the folder cannot be listed, 4 another watch of this run is going on.
+
+    Examples:
+        ckptools watch DIR --values
+        ckptools watch DIR --once --jsonl
     """
     from ckptools.watch.run import following
 
