@@ -25,6 +25,7 @@ from ckptools.cli import app  # noqa: E402
 from ckptools.cli.start import COMMANDS  # noqa: E402
 from ckptools.explain import PAGES, Explanation, effect_of, explanations, sections_of  # noqa: E402
 from ckptools.formats.registry import FORMATS, Format  # noqa: E402
+from ckptools.model.records import grouped  # noqa: E402
 
 REPORTED = ROOT / "fixtures" / "verl-fsdp2-bf16" / "ckpt"
 REPORT = "broken-report.html"
@@ -120,10 +121,16 @@ def _problem_pages() -> Iterator[tuple[str, str]]:
     sections = dict(sections_of(PAGES.read_text("utf-8")))
     for page in explanations():
         yield f"problems/{page.code}.md", _problem_page(page, sections[page.code])
-    rows = [f"| [{p.code}]({p.code}.md) | {p.meaning} | {p.severity} |" for p in explanations()]
-    first = "Every problem that a command names has a code. `ckptools explain CK101` prints its page."
-    head = f"# Problem codes\n\n{first}\n\n"
-    yield "problems/index.md", f"{head}| code | meaning | usually |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+    lines = ["# Problem codes", ""]
+    lines += ["Every problem that a command names has a code. `ckptools explain CK101` prints its page.", ""]
+    for subject, about in grouped(explanations(), lambda page: page.subject).items():
+        lines += [f"## {subject.capitalize()}", "", "| code | meaning | usually |", "|---|---|---|"]
+        lines += [f"| [{p.code}]({p.code}.md) | {p.meaning} | {_severity(p)} |" for p in about] + [""]
+    yield "problems/index.md", "\n".join(lines)
+
+
+def _severity(page: Explanation) -> str:
+    return f'<span class="{page.severity}">{page.severity}</span>'
 
 
 def _problem_page(page: Explanation, section: str) -> str:

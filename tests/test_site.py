@@ -19,6 +19,7 @@ from typing import ClassVar
 import pytest
 
 from ckptools.cli.start import COMMANDS
+from ckptools.explain import SUBJECTS
 from ckptools.model.problems import Code
 from tools.browser import BROWSER, QUIET, elements_of, needs_browser
 
@@ -70,6 +71,13 @@ def test_every_code_and_every_command_has_its_page(site):
     ] == []
     assert [name for name in COMMANDS if f"Usage: ckptools {name} " not in (site / f"{name}.html").read_text()] == []
     assert "problems/CK101.html" in (site / "verify.html").read_text()
+    assert "--dequantize" in (site / "consolidate.html").read_text()  # only the full help has it
+
+
+def test_the_list_of_codes_has_a_table_for_each_subject(site):
+    listed = (site / "problems" / "index.html").read_text()
+    assert [subject for subject in SUBJECTS.values() if f">{subject.capitalize()}<" not in listed] == []
+    assert listed.count("<table>") == len(SUBJECTS) and listed.count('<td><span class="') == len(Code)
 
 
 def test_the_page_of_report_shows_a_report_of_today(site: Path) -> None:

@@ -87,8 +87,15 @@ def painted(text: str, mark: Mark, color: bool = True) -> str:
     return f"{before}\x1b[{SGR[mark]}m{bare}\x1b[0m{after}"
 
 
+NAMES = (
+    "inspect", "doctor", "ls", "tree", "show", "browse", "verify", "watch", "stats", "diff", "match", "consolidate",
+    "report", "explain", "create", "shell", "formats",
+)  # fmt: skip
+"""Names of the commands, which this module may not import from the command line."""
+
 ROLES = re.compile(
-    r"(?P<typed>\bckptools [a-z]+\b|(?<![\w-])--[a-z][\w-]*|(?<![^\s(])-[a-z](?![\w-]))|(?P<heading>\bCK\d{3}\b)"
+    rf"(?P<typed>\bckptools ({'|'.join(NAMES)})\b|(?<![\w-])--[a-z][\w-]*|(?<![^\s(])-[a-z](?![\w-]))"
+    r"|(?P<heading>\bCK\d{3}\b)"
 )
 """Commands, options and problem codes in a text of ckptools."""
 

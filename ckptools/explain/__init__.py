@@ -9,11 +9,11 @@ from functools import cache
 from pathlib import Path
 
 from ckptools.display.record_json import to_json
-from ckptools.display.screen import PIPE, Screen
+from ckptools.display.screen import PIPE, Mark, Screen, in_roles, painted
 from ckptools.display.tables import wrapped
 from ckptools.errors import UsageError
 from ckptools.model.problems import Code, Forbids, Severity, remedy_of
-from ckptools.model.records import displayed, to_dict
+from ckptools.model.records import displayed, grouped, to_dict
 from ckptools.text import few
 
 # -- the record of `explain`: the page of one problem code, read from `problems.md` ------------------------------------
@@ -21,6 +21,14 @@ from ckptools.text import few
 
 PAGES = Path(__file__).with_name("problems.md")
 """The texts of all codes: Markdown with a section for each code."""
+
+SUBJECTS = {
+    "0": "files and saves",
+    "1": "tensors and their layout",
+    "2": "values, optimizer and counters",
+    "3": "classes that a file names",
+}
+"""The subject of codes, by the first digit of their number."""
 
 
 @displayed
@@ -30,6 +38,7 @@ class Explanation:
 
     Attributes:
         code: such as `CK101`.
+        subject: of the code and of others with the same first digit: what they are about, in a few words.
         meaning: of the code, in a few words.
         severity: the usual one.
         forbids: output that `consolidate` refuses to write because of an error with this code.
@@ -40,6 +49,7 @@ class Explanation:
     """
 
     code: str
+    subject: str
     meaning: str
     severity: Severity
     forbids: Forbids
@@ -85,6 +95,7 @@ def _page(kind: Code, section: str) -> Explanation:
     _, means, causes, to_do = re.split(r"^##.*$", section, flags=re.MULTILINE)
     return Explanation(
         kind.code,
+        SUBJECTS[kind.code[2]],
         kind.meaning,
         kind.severity,
         kind.forbids,
@@ -112,16 +123,25 @@ EFFECTS: dict[Forbids, str] = {
 }
 """Effect of an error with the code on `consolidate`."""
 
+MARKS: dict[Severity, Mark] = {"error": "bad", "warning": "warn", "note": "dim"}
+"""Colour of a code, by its usual severity."""
+
 
 def pages_text(pages: Sequence[Explanation], screen: Screen = PIPE) -> str:
     """Render pages with an empty line between two."""
     return "\n\n".join("\n".join(_lines(page, screen)) for page in pages)
 
 
-def list_text(pages: Iterable[Explanation]) -> str:
-    """List all codes, a line each, and say how to see the page of a code."""
-    lines = [f"{page.code}  {page.severity:7}  {page.meaning}" for page in pages]
-    return "\n".join([*lines, "", "ckptools explain CK101 says what causes it, and what to do"])
+def list_text(pages: Iterable[Explanation], screen: Screen = PIPE) -> str:
+    """List all codes by subject, a line each, and say how to see the page of a code."""
+    lines: list[str] = []
+    for subject, about in grouped(pages, lambda page: page.subject).items():
+        lines.append(painted(subject, "heading", screen.color))
+        for page in about:
+            code = f"  {page.code}  {page.severity:7}  "
+            lines += wrapped(code, page.meaning, screen, label=MARKS[page.severity])
+        lines.append("")
+    return "\n".join([*lines, in_roles("ckptools explain CK101 says what causes it, and what to do", screen.color)])
 
 
 def pages_json(pages: Iterable[Explanation]) -> str:
@@ -136,13 +156,18 @@ def effect_of(page: Explanation) -> str:
 
 def _lines(page: Explanation, screen: Screen) -> Iterator[str]:
     narrow = screen._replace(width=min(screen.width or MAX_WIDTH, MAX_WIDTH))
-    yield from wrapped(f"{page.code}: ", page.meaning, narrow)
-    yield from wrapped("", f"({effect_of(page)})", narrow)
+    yield from wrapped(f"{page.code}: ", page.meaning, narrow, label=MARKS[page.severity], mark="heading")
+    yield from _in_roles("", f"({effect_of(page)})", narrow)
     yield ""
-    yield from wrapped("", page.means, narrow)
-    yield from ("", "What causes it")
+    yield from _in_roles("", page.means, narrow)
+    yield from ("", painted("What causes it", "heading", screen.color))
     for cause in page.causes:
-        yield from wrapped("  - ", cause, narrow)
-    yield from ("", "What to do")
+        yield from _in_roles("  - ", cause, narrow)
+    yield from ("", painted("What to do", "heading", screen.color))
     for step in [*([f"In short: {page.remedy}."] if page.remedy else []), *page.to_do]:
-        yield from wrapped("  - ", step, narrow)
+        yield from _in_roles("  - ", step, narrow)
+
+
+def _in_roles(first: str, text: str, screen: Screen) -> Iterator[str]:
+    for line in wrapped(first, text, screen):
+        yield in_roles(line, screen.color)

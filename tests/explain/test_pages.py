@@ -9,9 +9,19 @@ from pathlib import Path
 import pytest
 
 import ckptools
-from ckptools.display.screen import Screen
+from ckptools.display.screen import NAMES, SGR, Screen
 from ckptools.errors import UsageError
-from ckptools.explain import MAX_WIDTH, PAGES, explanation, explanations, list_text, pages_json, pages_text, sections_of
+from ckptools.explain import (
+    MAX_WIDTH,
+    PAGES,
+    SUBJECTS,
+    explanation,
+    explanations,
+    list_text,
+    pages_json,
+    pages_text,
+    sections_of,
+)
 from ckptools.model.problems import Code
 from tests.schemas import SCHEMAS
 
@@ -70,8 +80,33 @@ def test_a_page_has_no_line_that_is_too_wide(width):
 
 
 def test_the_list_has_a_line_for_each_code():
-    lines = list_text(explanations()).splitlines()
-    assert [line[:5] for line in lines[: len(Code)]] == [kind.code for kind in Code]
+    listed = list_text(explanations(), Screen(80)).splitlines()
+    assert [line[2:7] for line in listed if line.startswith("  CK")] == [kind.code for kind in Code]
+    assert max(map(len, listed)) <= 80
+
+
+def test_the_list_has_a_heading_for_each_subject_and_codes_of_one_digit_below_it():
+    blocks = [block.splitlines() for block in list_text(explanations()).split("\n\n")[:-1]]
+    assert [block[0] for block in blocks] == list(SUBJECTS.values())
+    assert [{line[4] for line in block[1:]} for block in blocks] == [{digit} for digit in SUBJECTS]
+
+
+def test_codes_have_the_colour_of_their_severity_and_the_words_stay_the_same():
+    listed = list_text(explanations(), Screen(color=True))
+    for code, mark in {"CK001  error": "bad", "CK003  warning": "warn", "CK012  note": "dim"}.items():
+        assert f"  \x1b[{SGR[mark]}m{code}\x1b[0m" in listed  # type: ignore[index]
+    page = pages_text([explanation("CK001")], Screen(80, color=True))
+    assert page.startswith(f"\x1b[{SGR['bad']}mCK001:\x1b[0m \x1b[{SGR['heading']}mfile missing\x1b[0m\n")
+    assert f"`\x1b[{SGR['typed']}mckptools ls\x1b[0m RUN`" in page
+    assert f"\x1b[{SGR['heading']}mWhat to do\x1b[0m" in page
+    for text, plain in ((listed, list_text(explanations())), (page, pages_text([explanation("CK001")], Screen(80)))):
+        assert re.sub(r"\x1b\[[\d;]*m", "", text) == plain
+
+
+def test_the_names_of_commands_that_have_a_colour_are_those_of_the_command_line():
+    from ckptools.cli.start import COMMANDS
+
+    assert list(COMMANDS) == list(NAMES)
 
 
 def test_the_json_has_every_code_and_is_what_its_schema_says():

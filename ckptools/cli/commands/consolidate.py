@@ -34,8 +34,8 @@ def consolidate(
     ),
     how: ConsolidateOptions,
     copies: bool = option(False, "With --dry-run: print every copy of bytes."),
-    form: JsonOptions,
     opening: OpeningOptions,
+    form: JsonOptions,
 ) -> None:
     """Write full tensors into a .pt, .safetensors or DCP.
 

@@ -27,4 +27,4 @@ def explain(codes: ProblemCodes = None, *, form: JsonOptions) -> None:
     if form.json:
         show(pages_json(pages))
     else:
-        show(pages_text(pages, screen(sys.stdout)) if codes else list_text(pages))
+        show(pages_text(pages, screen(sys.stdout)) if codes else list_text(pages, screen(sys.stdout)))
