@@ -156,7 +156,7 @@ class ForeignClassError(RefusedError):
         super().__init__(
             path,
             f"needs {listed}, not on the allow-list of the torch loader; if you trust this file, load it with "
-            f"trust=True (--trust), or look inside without running it: ckptools inspect",
+            f"{spelled('trust', True)}, or look inside without running it: ckptools inspect",
         )
         self.names = tuple(names)
 

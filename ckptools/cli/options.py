@@ -120,6 +120,10 @@ class OpeningOptions:
     )
     jobs: int | None = option(None, "Threads, and processes that open many rank files.", flag="--jobs -j")
 
+    def __post_init__(self) -> None:
+        if self.jobs is not None and self.jobs < 1:
+            raise UsageError(None, f"--jobs {self.jobs}: must be at least 1")
+
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of `open_checkpoint`, which is given the path of the chosen step."""

@@ -157,7 +157,7 @@ def hole_rule(options: ConsolidateOptions) -> str | None:
     if fill is not None and not options.allow_missing:
         raise UsageError(
             None,
-            f"{spelled('fill')} needs {spelled('allow-missing', True)}; without it nothing that has a hole is written",
+            f"{spelled('fill')}: nothing that has a hole is written; add {spelled('allow-missing', True)}",
         )
     return fill or ("leave" if options.allow_missing else None)
 

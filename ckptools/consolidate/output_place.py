@@ -143,7 +143,7 @@ def check_place(checkpoint: Checkpoint, paths: Iterable[Path], force: bool, new:
     for path in paths:
         folder = path.parent if path.parent != new else path.parent.parent
         if not (is_remote(folder) or folder.is_dir()):
-            raise UsageError(path, f"there is no folder {folder}")
+            raise UsageError(path, f"there is no folder {folder}; make it first")
         if path.resolve() in taken:
             raise OutputExistsError(path, "is a file of the checkpoint itself; choose another name")
         name = parse(path)
@@ -166,7 +166,7 @@ def check_not_among(checkpoint: Checkpoint, output: Path) -> None:
 def _check_folder(checkpoint: Checkpoint, folder: Path, force: bool, writer: Writer) -> None:
     """Refuse a folder that would replace something other than an earlier output, above all a source."""
     if not (is_remote(folder) or folder.parent.is_dir()):
-        raise UsageError(folder, f"there is no folder {folder.parent}")
+        raise UsageError(folder, f"there is no folder {folder.parent}; make it first")
     target, opened = folder.resolve(), checkpoint.path.resolve()
     if target == opened or any(f.path.resolve().is_relative_to(target) for f in checkpoint.files):
         raise OutputExistsError(folder, "holds the checkpoint itself; choose another name")
@@ -297,7 +297,8 @@ def original_for(options: ConsolidateOptions, output: OutputPlace, checkpoint: C
     """
     if options.like is None:
         if options.assume:
-            raise UsageError(None, f"{spelled('assume')} needs {spelled('like')}")
+            way = f"add {spelled('like', 'ORIGINAL')}"
+            raise UsageError(None, f"{spelled('assume', True)} is about the model that the output is to be like; {way}")
         return None
     given = next((name for name in FORBIDDEN if getattr(options, name)), None)
     if given is not None:

@@ -357,6 +357,8 @@ def show(
     """
     if values is not None and not isinstance(values, str):  # a user may pass values=True, which `verify` accepts
         raise UsageError(None, f"{spelled('values')} {values!r}: expected a slice such as '0:4,:8'")
+    if values is not None:
+        index_of(values)  # refuses a mistake before anything is read
     if with_all_ranks is not None and (all_ranks or _needs_all_ranks(ck, keys)):
         ck = with_all_ranks()
     chosen = _chosen(ck, keys)

@@ -50,7 +50,7 @@ class Wanted:
             return None
         for name, value in (("rtol", self.rtol), ("atol", self.atol)):
             if value is not None and not 0 <= value < float("inf"):
-                raise UsageError(None, f"--{name} {value}: a tolerance is at least 0")
+                raise UsageError(None, f"{spelled(name, value)}: a tolerance is at least 0")
         return Tolerance(self.rtol or 0.0, self.atol or 0.0)
 
     @property

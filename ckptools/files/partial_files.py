@@ -35,7 +35,7 @@ def check_place_of_file(path: Path, force: bool = False) -> None:
         url = f"{path.parts[0]}//{'/'.join(path.parts[1:])}"
         raise UsageError(None, f"{url}: is remote; this is written to this machine, copy it from here")
     if not path.parent.is_dir():
-        raise UsageError(path, f"there is no folder {path.parent}")
+        raise UsageError(path, f"there is no folder {path.parent}; make it first")
     if path.is_dir():
         raise OutputExistsError(path, "is a folder")
     if os.path.lexists(path) and not force:

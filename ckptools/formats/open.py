@@ -264,7 +264,7 @@ def _read(format_: Format, path: Path, options: Options) -> Checkpoint:
     given = {"rules": options.rules is not None, "weights": options.weights != "fp32"}
     for name in [name for name, is_given in given.items() if is_given]:
         if format_ in FORMATS and made.format not in (*TAKEN_BY[name], "composite"):
-            text = f"--{name}: does nothing for {made.saved_as}; it is for {', '.join(TAKEN_BY[name])}"
+            text = f"{spelled(name)}: does nothing for {made.saved_as}; it is for {', '.join(TAKEN_BY[name])}"
             raise UsageError(made.path, text)
     made = with_provenance(made, files.said)
     if _may_be_sparse(made):

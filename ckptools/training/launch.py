@@ -31,13 +31,11 @@ from ckptools.cluster.environment import (
 from ckptools.errors import CkptoolsError, RendezvousError, UsageError, WriteError, remade
 from ckptools.text import first_line, plural
 from ckptools.training import backends, damage, output, worker
-from ckptools.training.options import CreateOptions, LaunchOptions, check_options
+from ckptools.training.options import DEFAULT_WORLD_SIZE, CreateOptions, LaunchOptions, check_options
 from ckptools.training.output import Created
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-
-DEFAULT_WORLD_SIZE = 4
 
 
 def create(options: CreateOptions, verbose: bool = False) -> Created:

@@ -27,6 +27,9 @@ from ckptools.text import parse_bytes
 
 
 STRATEGIES = ("ddp", "fsdp1", "fsdp2", "hsdp", "tp", "fsdp2-tp", "hsdp-tp", "pipeline", "moe")
+DEFAULT_WORLD_SIZE = 4
+"""Ranks of one node, or of all nodes, unless the user or a launcher says another number."""
+
 OPTIMIZERS = ("AdamW", "DecoupledAdamW")
 SCHEDULERS = ("cosine", "lambda")
 
@@ -161,7 +164,7 @@ class ResumeOptions:
             return None
         rank, colon, step = self.kill.partition(":")
         if not (colon and rank.isdecimal() and step.isdecimal()):
-            raise UsageError(None, f"--kill {self.kill} is not RANK:STEP, such as 1:3")
+            raise UsageError(None, f"--kill {self.kill}: expected RANK:STEP, such as 1:3")
         return int(rank), int(step)
 
     def goes_on_in(self, out: Path) -> bool:
@@ -211,7 +214,9 @@ class CreateOptions:
 
     out: Path
     strategy: str = option("fsdp1", f"How the model is spread: {', '.join(STRATEGIES)}.", common=True, metavar="NAME")
-    world_size: int | None = option(None, "Ranks. [default: 4, or what torchrun started]", common=True)
+    world_size: int | None = option(
+        None, f"Ranks. [default: {DEFAULT_WORLD_SIZE}, or what torchrun started]", common=True
+    )
     steps: int = option(5, "Optimizer steps before it is saved.", common=True)
     layout: str = option("composer", f"How the files are laid out: {', '.join(LAYOUTS)}.", common=True, metavar="NAME")
     seed: int = option(0, "The same seed gives the same bytes in every tensor.", common=True)
@@ -342,28 +347,47 @@ def check_options(options: CreateOptions) -> None:
     Raises:
         UsageError: an unknown word, a number out of range, an option that goes with another.
     """
-    for fault in chain(_faults(flat(options), flat(CreateOptions(options.out))), _more_faults(options)):
+    for fault in _all_faults(options):
         raise UsageError(None, fault)
     resume = options.resuming.resume
     if resume is not None and not Path(resume).exists():
         raise UsageError(Path(resume), "no such file or folder to go on from")
 
 
-def _faults(given: dict[str, Any], defaults: dict[str, Any]) -> Iterator[str]:
-    """Yield the faults of options by the three tables."""
+def _all_faults(options: CreateOptions, remedies: bool = True) -> Iterator[str]:
+    """Yield the faults of options, each with an option that would make them work, unless no `remedies` are wanted."""
+    found = _faults(flat(options), flat(CreateOptions(options.out)))
+    for fault, needed in chain(found, ((fault, None) for fault in _more_faults(options))):
+        yield fault + (_remedy(options, *needed) if needed and remedies else "")
+
+
+def _remedy(options: CreateOptions, name: str, values: tuple[Any, ...]) -> str:
+    """Name the first value of an option with which all options go together; "" if there is none."""
+    for value in values if name in ("strategy", "layout") else ():
+        changed = dataclasses.replace(options, **{name: value})
+        ranks = options.world_size or DEFAULT_WORLD_SIZE
+        if not any(chain(_all_faults(changed, remedies=False), _world_faults(changed, ranks))):
+            return f"; add --{name} {value}"
+    return ""
+
+
+def _faults(
+    given: dict[str, Any], defaults: dict[str, Any]
+) -> Iterator[tuple[str, tuple[str, tuple[Any, ...]] | None]]:
+    """Yield the faults of options by the three tables, each with the option that is needed and its fitting values."""
     flags = {name: f"--{name.replace('_', '-')}" for name in given}
     for name, value in given.items():
         if value is not None and value not in WORDS.get(name, (value,)):
-            yield f"{flags[name]} {value} is not known; choose from {', '.join(WORDS[name])}"
+            yield f"{flags[name]} {value} is not known; choose from {', '.join(WORDS[name])}", None
         if value is not None and name in LEAST and value < LEAST[name]:
-            yield f"{flags[name]} is {value}, must be at least {LEAST[name]}"
+            yield f"{flags[name]} {value}: must be at least {LEAST[name]}", None
     for name in (name for name in NEEDS if given[name] != defaults[name]):
         own = f"--no{flags[name][1:]}" if given[name] is False else flags[name]
         for other, fitting in NEEDS[name].items():
             if given[other] not in fitting and fitting == (True,):
-                yield f"{own} goes with {flags[other]}"
+                yield f"{own} goes with {flags[other]}; add {flags[other]}", None
             elif given[other] not in fitting:
-                yield f"{own} goes with {flags[other]} {', '.join(fitting)}, not {given[other]}"
+                yield f"{own} goes with {flags[other]} {', '.join(fitting)}, not {given[other]}", (other, fitting)
 
 
 def _more_faults(options: CreateOptions) -> Iterator[str]:
@@ -373,7 +397,7 @@ def _more_faults(options: CreateOptions) -> Iterator[str]:
     if strategy not in LAYOUTS[options.layout]:
         known = ", ".join(name for name, strategies in LAYOUTS.items() if strategy in strategies)
         text = f"--layout {options.layout} is not written with --strategy {strategy}"
-        yield f"{text}; with {strategy} choose from {known}"
+        yield f"{text}, but with {', '.join(LAYOUTS[options.layout])}; with {strategy} choose from {known}"
     # torch refuses these on some ranks only, while the other ranks wait.
     if parallel.state_dict_type == "local" and parallel.dtensor:
         yield "--state-dict-type local does not go with --dtensor: flat pieces are no DTensors"
@@ -381,7 +405,7 @@ def _more_faults(options: CreateOptions) -> Iterator[str]:
         text = "--state-dict-type local does not go with --sharding hybrid: torch writes it for one group of all ranks"
         yield f"{text}; choose --state-dict-type sharded or full"
     if strategy == "fsdp1" and parallel.sharding != "hybrid" and parallel.replicas != ParallelOptions.replicas:
-        yield f"--replicas goes with --sharding hybrid, not {parallel.sharding}"
+        yield f"--replicas goes with --sharding hybrid, not {parallel.sharding}; add --sharding hybrid"
     if files.run_name is not None:
         fault = "has a / in it" if "/" in files.run_name else _part_fault(files.run_name)
         if fault:
@@ -400,13 +424,14 @@ def _more_faults(options: CreateOptions) -> Iterator[str]:
     if not 1 <= step <= options.steps:
         yield f"--kill {options.resuming.kill}: there is no step {step}; --steps is {options.steps}"
     if not 0 <= size.dropout < 1:
-        yield f"--dropout is {size.dropout}, must be at least 0 and below 1"
+        yield f"--dropout {size.dropout}: must be at least 0 and below 1"
     if size.width % size.heads:
-        yield f"--width {size.width} does not divide by --heads {size.heads}"
+        fitting = -(-size.width // size.heads) * size.heads
+        yield f"--width {size.width} does not divide by --heads {size.heads}; try --width {fitting}"
     if launch.master_port is not None and not 0 < launch.master_port < 2**16:
-        yield f"--master-port is {launch.master_port}, must be from 1 to 65535"
+        yield f"--master-port {launch.master_port}: must be from 1 to 65535"
     if not launch.timeout > 0:
-        yield f"--timeout is {launch.timeout:g}, must be more than 0 seconds"
+        yield f"--timeout {launch.timeout:g}: must be more than 0 seconds"
 
 
 def check_torch(options: CreateOptions) -> None:

@@ -312,7 +312,7 @@ def _refuse_another(run: Run, model: Transformer, saved: SavedRun) -> None:
         if key in saved.scheduler and name != run.options.scheduler:
             raise UsageError(saved.path, f"was trained with --scheduler {name}; give it here too")
     if saved.step >= run.options.steps:
-        raise UsageError(saved.path, f"is at step {saved.step} already; give --steps that is more")
+        raise UsageError(saved.path, f"is at step {saved.step} already; add --steps {saved.step + 1} or more")
     stateless = set(trained_names(run.options.optimizer, model)) - saved.moments.keys()
     if saved.moments and stateless:
         raise UsageError(saved.path, f"holds no optimizer state of {min(stateless)}, which is trained here")

@@ -33,7 +33,7 @@ from ckptools.tensor_io.checksums import Record, Stored, without_records
 from ckptools.tensor_io.copies import copies_without_checksums, equal_copies
 from ckptools.tensor_io.fetch_ahead import Progress, begin_stage, copies_of, in_ranks, no_progress, thread_count
 from ckptools.tensor_io.stream import shard_bytes
-from ckptools.text import first_few, fqn_of, plural
+from ckptools.text import few, first_few, fqn_of, plural
 from ckptools.training_state.modules import module_problems
 from ckptools.training_state.optimizers import nested, optimizers_of
 from ckptools.training_state.sections import sections_of_kind
@@ -358,12 +358,19 @@ def bytes_to_verify(
     return total + (sum(tensor.nbytes for _, tensor in whole_tensors(ck)) if manifest is not None else 0)
 
 
+MOST_NEAR = 30
+"""Most codes that a message about an unknown code names."""
+
+
 def _codes(ignore: Iterable[str]) -> set[str]:
     codes = [code.strip().upper() for listed in ignore for code in listed.split(",") if code.strip()]
     known = [kind.code for kind in Code]
     for code in codes:
         if code not in known:
-            raise UsageError(None, f"{spelled('ignore')} {code}: there is no such code; they are {', '.join(known)}")
+            near = few([other for other in known if other[:3] == code[:3]], MOST_NEAR)
+            others = f"near it are {near}; " if near else ""
+            lists = f"{others}`ckptools explain` lists all"
+            raise UsageError(None, f"{spelled('ignore')} {code[:40]}: there is no such code; {lists}")
     return set(codes)
 
 

@@ -23,7 +23,7 @@ from ckptools.ls.record import CheckpointRow, RunFolder, seconds_of
 from ckptools.ls.rows import Listing, is_proven, verified
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import Rows, to_dict
-from ckptools.option import option
+from ckptools.option import option, spelled
 from ckptools.text import clip_middle, few, moment_utc, number
 from ckptools.training_state.sections import sections_of_kind
 from ckptools.watch.memory import Good, Memory, Seen, Stamps, facts_of, only_watch, state_path, write_metrics
@@ -76,18 +76,24 @@ class WatchOptions:
     )
 
     def __post_init__(self) -> None:
-        if self.every < 0.05 or self.settle < 0:
-            raise UsageError(None, "--every is at least 0.05 seconds, and --settle at least 0")
+        if self.every < 0.05:
+            raise UsageError(None, f"{spelled('every', self.every)}: must be at least 0.05 seconds")
+        if self.settle < 0:
+            raise UsageError(None, f"{spelled('settle', self.settle)}: must be at least 0 seconds")
         if self.drift <= 1:
-            raise UsageError(None, f"--drift {self.drift:g}: a factor above 1, such as 2")
+            raise UsageError(None, f"{spelled('drift', self.drift)}: a factor above 1, such as 2")
         if self.keep is not None and self.keep < 1:
-            raise UsageError(None, f"--keep {self.keep}: the newest proven checkpoint is never deleted; give 1 or more")
-        if (self.delete or self.dry_run) and self.keep is None:
-            raise UsageError(None, "--delete and --dry-run need --keep N")
+            text = "the newest proven checkpoint is never deleted; give 1 or more"
+            raise UsageError(None, f"{spelled('keep', self.keep)}: {text}")
+        delete, dry_run = spelled("delete", True), spelled("dry-run", True)
         if self.delete and self.dry_run:
-            raise UsageError(None, "--delete and --dry-run: give one of them")
+            raise UsageError(None, f"{delete} and {dry_run}: give one of them")
+        if (self.delete or self.dry_run) and self.keep is None:
+            way = f"how many checkpoints stay is not said; add {spelled('keep', 3)} or the like"
+            raise UsageError(None, f"{delete if self.delete else dry_run}: {way}")
         if self.delete and not self.deep:
-            raise UsageError(None, "--delete needs --deep: older checkpoints go only where every byte was compared")
+            way = f"older checkpoints go only where every byte was compared; add {spelled('deep', True)}"
+            raise UsageError(None, f"{delete}: {way}")
         _ = self.command
 
     @property

@@ -39,6 +39,11 @@ def test_an_option_is_spelled_for_who_called(named, command, python):
     assert spelled(*named) == command  # the call from Python is over
 
 
+def test_an_option_without_effect_on_a_checkpoint_is_spelled_so_too(file):
+    with pytest.raises(UsageError, match=r": weights: does nothing for "):
+        ckptools.open(file, weights="module")
+
+
 def test_a_call_that_fails_or_lies_in_another_ends_with_itself():
     @in_python
     def failing() -> None:

@@ -192,6 +192,14 @@ MISTAKES: dict[str, str] = {
     "inspect x -jx": "--jobs x: expected a whole number",
     "watch x --drift y": "--drift y: expected a number",
     "inspect x --engine y": "--engine y: expected inert or torch",
+    "inspect x --jobs 0": "--jobs 0: must be at least 1",
+    "inspect x --trust": "--trust: the inert reader runs nothing, so there is nothing to trust; add --engine torch",
+    "diff a b --force": "--force overwrites a file of digests; add --hash FILE",
+    "consolidate x -o y.pt --copies": "--copies prints the copies of a plan; add --dry-run",
+    "watch x --delete": "--delete: how many checkpoints stay is not said; add --keep 3 or the like",
+    "watch x --delete --keep 3": "--delete: older checkpoints go only where every byte was compared; add --deep",
+    "watch x --every 0": "--every 0.0: must be at least 0.05 seconds",
+    "create x --dtensor --strategy ddp": "--dtensor goes with --strategy fsdp1, not ddp; add --strategy fsdp1",
 }
 
 

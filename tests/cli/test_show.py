@@ -281,3 +281,9 @@ def test_a_tensor_of_many_ranks_is_shown_with_the_shards_of_all(large_world):
     (name,) = [n for n, t in list(ckptools.open(path).model.items())[:1]]
     (row,) = ckptools.open(path).show(name).rows
     assert {shard.status for shard in row.shards} == {"here"} and len({shard.rank for shard in row.shards}) == 3
+
+
+def test_a_slice_that_is_none_is_a_mistake_before_any_row_is_shown():
+    result = run(FSDP, "model", "--values", "x")
+    said = "error: --values 'x': 'x' is no index; write slices such as '0:4,:8'\n"
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", said)

@@ -195,7 +195,7 @@ def test_holes_are_filled_when_that_is_asked_for_and_nothing_else_changes(fill, 
 
 
 def test_filling_is_refused_where_nothing_may_be_missing_and_for_other_words(tmp_path):
-    with pytest.raises(UsageError, match=r"^fill needs allow_missing"):
+    with pytest.raises(UsageError, match=r"^fill: nothing that has a hole is written; add allow_missing=True"):
         ckptools.consolidate(SOURCE, tmp_path / "out.pt", fill="zero")
     with pytest.raises(UsageError, match="choose nan or zero"):
         ckptools.consolidate(SOURCE, tmp_path / "out.pt", allow_missing=True, fill="ones")

@@ -179,7 +179,7 @@ def test_what_is_within_a_tolerance_is_no_difference(tmp_path):
     found = ckptools.diff(*paths, atol=1e-3, every_byte=True)
     assert (found.same, verdict(found, "b"), verdict(found, "a.w")) == (True, "within tolerance", "same")
     assert ckptools.diff(*paths, rtol=1e-5).same is False
-    with pytest.raises(UsageError, match="rtol -1: a tolerance is at least 0"):
+    with pytest.raises(UsageError, match="rtol=-1: a tolerance is at least 0"):
         ckptools.diff(*paths, rtol=-1)
 
 

@@ -48,8 +48,8 @@ def test_inside_torchrun_rank_0_speaks_for_all(torchrun: Command) -> None:
     [
         (("--strategy", "fsdp2", "--layout", "snapshot"), "choose from composer, verl, dcp"),
         (("--strategy", "fsdp3"), "--strategy fsdp3 is not known; choose from ddp, fsdp1, fsdp2"),
-        (("--width", "7"), "--width 7 does not divide by --heads 5"),
-        (("--world-size", "0"), "--world-size is 0, must be at least 1"),
+        (("--width", "7"), "--width 7 does not divide by --heads 5; try --width 10"),
+        (("--world-size", "0"), "--world-size 0: must be at least 1"),
     ],
 )
 def test_what_does_not_fit_together_is_one_line(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:

@@ -87,7 +87,11 @@ def test_no_file_is_empty_before_a_tensor_that_is_too_large() -> None:
 @pytest.mark.parametrize(
     ("layout", "files", "says"),
     [
-        ("huggingface", FileOptions(consolidated=False), "--no-consolidated goes with --save-distributed"),
+        (
+            "huggingface",
+            FileOptions(consolidated=False),
+            "--no-consolidated goes with --save-distributed; add --save-distributed",
+        ),
         ("huggingface", FileOptions(max_shard_size="5XB"), "--max-shard-size 5XB: expected a size"),
         ("huggingface", FileOptions(max_shard_size="0"), "--max-shard-size 0: expected a size"),
         ("dcp", FileOptions(save_distributed=True), "--save-distributed goes with --layout huggingface, not dcp"),

@@ -97,10 +97,10 @@ def test_nodes_without_an_address_are_asked_for_one() -> None:
     [
         ({"launcher": "fork"}, "--launcher fork is not known; choose from elastic, spawn"),
         ({"rdzv_backend": "etcd"}, "--rdzv-backend etcd is not known; choose from static, c10d"),
-        ({"nnodes": 0}, "--nnodes is 0, must be at least 1"),
-        ({"master_port": 70000}, "--master-port is 70000"),
-        ({"timeout": 0}, "--timeout is 0, must be more than 0"),
-        ({"timeout": float("nan")}, "--timeout is nan"),
+        ({"nnodes": 0}, "--nnodes 0: must be at least 1"),
+        ({"master_port": 70000}, "--master-port 70000: must be"),
+        ({"timeout": 0}, "--timeout 0: must be more than 0"),
+        ({"timeout": float("nan")}, "--timeout nan: must be"),
     ],
 )
 def test_an_unknown_word_or_a_number_out_of_range_is_one_line(given: dict[str, Any], says: str) -> None:

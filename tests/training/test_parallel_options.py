@@ -12,7 +12,7 @@ from ckptools.errors import UsageError
 from ckptools.training.options import CreateOptions, ParallelOptions, check_options, check_world_size
 
 REFUSED = [
-    ("fsdp2", 4, {"sharding": "hybrid"}, "--sharding goes with --strategy fsdp1, not fsdp2"),
+    ("fsdp2", 4, {"sharding": "hybrid"}, "--sharding goes with --strategy fsdp1, not fsdp2; add --strategy fsdp1"),
     ("ddp", 4, {"use_orig_params": False}, "--no-use-orig-params goes with --strategy fsdp1, not ddp"),
     (
         "tp",
@@ -27,11 +27,16 @@ REFUSED = [
     ("fsdp1", 4, {"state_dict_type": "local", "sharding": "hybrid"}, "choose --state-dict-type sharded or full"),
     ("hsdp", 3, {}, "--world-size 3 does not divide by --replicas 2; try --world-size 4"),
     ("fsdp1", 4, {"sharding": "hybrid", "replicas": 3}, "does not divide by --replicas 3; try --world-size 6"),
-    ("ddp", 4, {"replicas": 4}, "--replicas goes with --strategy fsdp1, hsdp, hsdp-tp, not ddp"),
-    ("fsdp1", 4, {"replicas": 4}, "--replicas goes with --sharding hybrid, not full"),
-    ("hsdp", 4, {"replicas": 0}, "--replicas is 0, must be at least 1"),
-    ("ddp", 4, {"tensor_parallel": 2}, "--tensor-parallel goes with --strategy tp, fsdp2-tp, hsdp-tp, not ddp"),
-    ("fsdp2-tp", 4, {"tensor_parallel": 0}, "--tensor-parallel is 0, must be at least 1"),
+    ("ddp", 4, {"replicas": 4}, "--replicas goes with --strategy fsdp1, hsdp, hsdp-tp, not ddp; add --strategy hsdp"),
+    ("fsdp1", 4, {"replicas": 4}, "--replicas goes with --sharding hybrid, not full; add --sharding hybrid"),
+    ("hsdp", 4, {"replicas": 0}, "--replicas 0: must be at least 1"),
+    (
+        "ddp",
+        4,
+        {"tensor_parallel": 2},
+        "--tensor-parallel goes with --strategy tp, fsdp2-tp, hsdp-tp, not ddp; add --strategy fsdp2-tp",
+    ),
+    ("fsdp2-tp", 4, {"tensor_parallel": 0}, "--tensor-parallel 0: must be at least 1"),
     ("fsdp1", 2, {"sharding": "hybrid"}, "FSDP1 then averages no gradients; try --world-size 4, or --strategy hsdp"),
 ]
 

@@ -163,13 +163,13 @@ def test_a_run_goes_on_in_its_own_folder(run: Path, undisturbed: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (("--kill", "1"), "--kill 1 is not RANK:STEP"),
+        (("--kill", "1"), "--kill 1: expected RANK:STEP, such as 1:3"),
         (("--kill", "2:3"), "there is no rank 2 of 2"),
         (("--kill", "1:7"), "there is no step 7; --steps is 6"),
         (("--load", "some"), "choose from each, broadcast"),
         (("--resume", "nowhere"), "nowhere: no such file or folder to go on from"),
-        (("--save-every", 0), "--save-every is 0"),
-        (("--max-restarts", -1), "--max-restarts is -1"),
+        (("--save-every", 0), "--save-every 0: must be at least 1"),
+        (("--max-restarts", -1), "--max-restarts -1: must be at least 0"),
     ],
 )
 def test_what_cannot_be_is_one_line(options: tuple[object, ...], says: str, tmp_path: Path) -> None:

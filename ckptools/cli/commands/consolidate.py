@@ -52,7 +52,7 @@ def consolidate(
     from ckptools.consolidate.run import consolidate as run
 
     if copies and not how.dry_run:
-        raise UsageError(None, "--copies prints the copies of a plan; it needs --dry-run")
+        raise UsageError(None, "--copies prints the copies of a plan; add --dry-run")
     if copies and form.json:
         raise UsageError(None, "--copies prints a table, and --json has the place of each key: give one of them")
     with answered_in_json(form.json, "ckptools/consolidate/1", "", paths):

@@ -60,6 +60,8 @@ def diff(
         ckptools diff A B
         ckptools diff A B --values --limit 20
     """
+    if how.force and how.hash is None:
+        raise UsageError(None, "--force overwrites a file of digests; add --hash FILE")
     if b is None or how.hash is not None:
         _write_digests(a, b, how, selection, form, opening)
         return

@@ -119,7 +119,7 @@ def reader_of(engine: str, trust: bool) -> Reader | None:
         return functools.partial(describe.read, trust=trust)
     if trust:
         raise UsageError(
-            None, "--trust needs --engine torch; the inert reader runs nothing, so there is nothing to trust"
+            None, "--trust: the inert reader runs nothing, so there is nothing to trust; add --engine torch"
         )
     return None
 
