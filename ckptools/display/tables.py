@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import TextWrapper
 from typing import Any, Literal, NamedTuple
 
-from ckptools.display.screen import HEADLINES, PIPE, Mark, Screen, mark_of, painted
+from ckptools.display.screen import HEADLINES, NAMES, PIPE, Mark, Screen, mark_of, painted
 from ckptools.dtypes import short
 from ckptools.errors import UsageError
 from ckptools.model.checkpoint import Checkpoint
@@ -59,7 +59,7 @@ BETWEEN_NAMES = BREAKS[:2]
 """Places at which no word is broken."""
 
 
-COMMAND = re.compile(r"(?<=: )(ckptools [a-z]+(?: (?:'[^']*'|[^\s;)'])+)*)")
+COMMAND = re.compile(rf"(?<=: )(ckptools (?:{'|'.join(NAMES)})\b(?: (?:'[^']*'|[^\s;)'])+)*)")
 """A command that is proposed at the end of a sentence: `the newest whole one: ckptools ls run7`."""
 
 

@@ -111,9 +111,9 @@ def test_facts_of_which_none_is_a_step_are_neither_right_nor_wrong(tmp_path):
     assert found.ok is None and "no file states a step" in found.evidence
 
 
-def test_of_what_is_not_whole_verify_is_to_say_more_and_its_bytes_are_not_read(run):
+def test_of_what_is_not_whole_verify_is_to_list_the_lost_files_and_its_bytes_are_not_read(run):
     (run / "ep0-ba5-rank1.pt").unlink()
-    assert ckptools.doctor(run / "ep0-ba5-rank0.pt").next[0] == f"ckptools verify {run}/ep0-ba5-rank0.pt"
+    assert ckptools.doctor(run / "ep0-ba5-rank0.pt").next[0] == f"ckptools verify {run}/ep0-ba5-rank0.pt --to-fetch"
 
 
 def test_blanks_in_a_path_do_not_cut_the_command_that_is_proposed(tmp_path):
