@@ -21,6 +21,7 @@ from ckptools.display.record_json import answer_json, to_json
 from ckptools.display.screen import MARKS, PIPE, Screen
 from ckptools.display.tables import Column, verdict_lines, wrapped
 from ckptools.doctor.answers import Diagnosis
+from ckptools.doctor.way_out import way_out
 from ckptools.dtypes import short
 from ckptools.errors import UsageError
 from ckptools.explain import Explanation, explanation
@@ -328,7 +329,9 @@ def _first_screen(page: Page, found: PageContents, problems: Sequence[Problem]) 
     for result in ("partly", "not judged"):
         names = [check.title for check in verified.checks if check.result == result]
         below += [f"{result}: {', '.join(names)}"] if names else []
-    commands = after_verify(report.arguments, report.next, verified.ok, found.deep and found.values, problems)
+    out = way_out(found.checkpoint, {}, verified.problems)
+    after = after_verify(report.arguments, report.next, verified.ok, found.deep and found.values, problems)
+    commands = after if out is None else [out.line]
     several = len(found.checkpoint.files) > 1
     picture = rank_map(found.checkpoint, verified.problems) if several else None
     verdict_band(page, verified.verdict, below, commands, incident_list(page, problems), picture)
