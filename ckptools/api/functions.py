@@ -40,6 +40,7 @@ def open(
     names: NamesFrom | None = None,
     salvage: bool = False,
     step: int | None = None,
+    model: str | None = None,
 ) -> Checkpoint:
     """Open a checkpoint: read its structure, but no tensor values, and run no code that the file names.
 
@@ -61,6 +62,8 @@ def open(
         salvage: read a truncated `.pt` as far as possible; the rest is a gap, and the checkpoint is not whole.
         step: if `path` is the folder of a run, open the checkpoint of this step; a path that is one checkpoint must be
             of this step.
+        model: the model to look at, where there are several: the name of its section, its role (`ema`, `teacher`), or
+            `all`; by default the trained one. `ck.model`, `match`, `stats`, `diff` and `consolidate` look at it.
 
     Raises:
         ReadError: the file cannot be read in the format that it claims to have.
@@ -217,6 +220,7 @@ def doctor(
     names: NamesFrom | None = None,
     salvage: bool = False,
     step: int | None = None,
+    model: str | None = None,
 ) -> Diagnosis:
     """Say whether a checkpoint is whole, the newest of its run, loadable and in step; propose the next commands.
 

@@ -115,6 +115,13 @@ class OpeningOptions:
         "JSON list in the optimizer's order.",
         metavar="FROM",
     )
+    model: str | None = option(
+        None,
+        "Which model, where there are several: a section's name, a role (ema, teacher, reference, critic) or all. "
+        "[default: the trained one]",
+        common=True,
+        metavar="NAME",
+    )
     salvage: bool = option(
         False, "Read a .pt that is cut short up to the cut; what is behind it is a gap.", common=True
     )
@@ -130,6 +137,10 @@ class OpeningOptions:
         return {name: value for name, value in vars(self).items() if name != "step"}
 
 
+ONE_CHECKPOINT = ("ranks", "only_this_file", "model")
+"""Options that go with a single checkpoint, not with a run."""
+
+
 @dataclass(frozen=True)
 class RunOptions(OpeningOptions):
     """Options for opening each checkpoint of a run; options for a single checkpoint are hidden and refused."""
@@ -137,15 +148,16 @@ class RunOptions(OpeningOptions):
     ranks: str | None = option(None, "The names of one checkpoint's rank files.", hidden=True)
     only_this_file: bool = option(False, "One file of one checkpoint.", hidden=True)
     step: int | None = option(None, "The step of one checkpoint.", hidden=True)
+    model: str | None = option(None, "One model of one checkpoint.", hidden=True)
 
     def of_run(self, command: str) -> dict[str, Any]:
         """Return the arguments to open each checkpoint of a run, refusing options for a single checkpoint."""
         of_one = {"--ranks": self.ranks is not None, "--only-this-file": self.only_this_file}
-        of_one["--step"] = self.step is not None
+        of_one |= {"--step": self.step is not None, "--model": self.model is not None}
         for word, given in of_one.items():
             if given:
                 raise UsageError(None, f"{word} goes with one checkpoint; {command} looks for those of a run by itself")
-        return {name: value for name, value in self.arguments.items() if name not in ("ranks", "only_this_file")}
+        return {name: value for name, value in self.arguments.items() if name not in ONE_CHECKPOINT}
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------

@@ -195,19 +195,28 @@ def opened(
         return _opened([newest], how, all_ranks, read, every_item)
 
 
+def remark_model(checkpoint: Checkpoint) -> None:
+    """Say on stderr which of several models is looked at, and how to choose another."""
+    from ckptools.training_state.models import note_on_choice
+
+    if note := note_on_choice(checkpoint):
+        remark(note)
+
+
 def _newest_whole(paths: Sequence[str], how: OpeningOptions) -> str | None:
     """Find the newest whole checkpoint of a run, and say so; None if steps do not prove which one it is.
 
     If two checkpoints have one step, they may be two models; if steps and names or file times disagree, a file may be
     misplaced, or of an earlier attempt. Then the user has to choose.
     """
+    from ckptools.cli.options import ONE_CHECKPOINT
     from ckptools.display.next_command import quoted
     from ckptools.ls.record import called
     from ckptools.ls.rows import checkpoints_in, order_notes
 
     if len(paths) != 1 or how.ranks is not None or how.only_this_file or how.salvage:
         return None
-    single = ("ranks", "only_this_file", "salvage")
+    single = (*ONE_CHECKPOINT, "salvage")
     options = {name: value for name, value in how.arguments.items() if name not in single}
     with Progress(stage="looking into the run", noun="checkpoint") as progress:
         run = checkpoints_in(paths[0], on_found=progress.item, **options)

@@ -34,7 +34,13 @@ from ckptools.consolidate.provenance import left_out_json, note_on_carried
 from ckptools.consolidate.publishing.multipart import check_can_upload
 from ckptools.consolidate.publishing.publish import Kept, WriteFindings, resume_folder, write
 from ckptools.consolidate.record import Consolidated, converted, planned_reading
-from ckptools.consolidate.selection import check_files, places_to_write, select, tensors_to_write
+from ckptools.consolidate.selection import (
+    check_files,
+    places_to_write,
+    sections_to_write,
+    select,
+    tensors_to_write,
+)
 from ckptools.consolidate.shares import check_same_plan, plan_digests
 from ckptools.consolidate.source_records import Donor, compare, count, open_donor
 from ckptools.consolidate.writers import Writer
@@ -50,6 +56,7 @@ from ckptools.option import spelled
 from ckptools.rules.verdict import verdict_of
 from ckptools.tensor_io.fetch_ahead import Progress, no_progress
 from ckptools.text import fqn_of, plural
+from ckptools.training_state.models import ALL
 from ckptools.training_state.sections import sections_of, sections_of_kind
 
 
@@ -193,7 +200,9 @@ def _notes_on_codes(whole: Checkpoint, layout: OutputLayout, dequantize: bool) -
 
 
 def _usual_part(checkpoint: Checkpoint, writer: Writer) -> str:
-    """The part to write by default."""
+    """The part to write by default: one model, if the user named one or the output holds nothing else."""
+    if checkpoint.options is not None and checkpoint.options.model not in (None, ALL):
+        return "model"
     if writer.ONLY == "model" and not sections_of_kind(checkpoint, "model"):
         verdict = verdict_of(checkpoint)
         why = f"{verdict.in_one_line}; " if verdict.whole is False else ""
@@ -216,7 +225,10 @@ def _result(
     load, folder = layout.load, layout.files[0][0].parent
     if layout.folder is None and is_remote(folder):
         load = load.replace(f"{folder}/", "") + "  # copied to this machine"
-    not_asked = [s for s in sections_of(whole) if not options.only and selection.part not in ("all", s.kind)]
+    written = {section.path for section in sections_to_write(whole, selection.part).values()}
+    not_asked = [
+        s for s in sections_of(whole) if not options.only and selection.part != "all" and s.path not in written
+    ]
     new_names = sum(old != new for old, new in selection.renamed.items())
     beside = [path for path in texts if path.parent != layout.folder]
     return Consolidated(

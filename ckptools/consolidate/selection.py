@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -55,6 +56,7 @@ from ckptools.text import (
     plural,
     printable,
 )
+from ckptools.training_state.models import ALL, chosen_models, models_of, note_on_choice, the_models
 from ckptools.training_state.rank_values import NOTHING, RankValues, own_paths
 from ckptools.training_state.sections import Section, sections_of, sections_of_kind, tensors_of
 
@@ -231,6 +233,13 @@ class Picking:
             self.contents.left_out[at] = why
             return LEFT_OUT
         return node
+
+    def copy_section(self, section: Section, at: KeyPath) -> Any:
+        """Copy a section to `at` in the output; a model that is a list in the tree becomes a dict by name."""
+        if not section.keys:
+            return self.copy(section.value, section.path, at)
+        copied = ((key, self.copy(v, section.place_of((key,)), (*at, key))) for key, v in section.value.items())
+        return {key: kept for key, kept in copied if kept is not LEFT_OUT}
 
     def _by_rank(self, values: Mapping[int, Any], source: KeyPath, at: KeyPath) -> list[Any]:
         """List each rank's own value; None for a rank without a value, or whose value is not written."""
@@ -436,7 +445,7 @@ def select(
         NotWholeError: something is missing, overlaps or contradicts; lists everything.
         UsageError: there is no such section.
     """
-    sections, holes, prefer_rank = _sections_to_write(checkpoint, only), hole_rule(options), options.prefer_rank
+    sections, holes, prefer_rank = sections_to_write(checkpoint, only), hole_rule(options), options.prefer_rank
     damage = compared.damaged if compared else {}
     if prefer_rank is not None and prefer_rank not in checkpoint.ranks:
         raise UsageError(checkpoint.path, f"{spelled('prefer-rank')} {prefer_rank}: there is no file of that rank here")
@@ -461,7 +470,7 @@ def select(
     picking.problems += [] if holes else [*without, *unsure]
     picking.lose({(p.tensor or p.code,): p.message for p in without})
     picking.ranks.expect(tensors_of(sections.values()), right=compared is not None and not damage)
-    trees = {name: picking.copy(s.value, s.path, (name,) if name else ()) for name, s in sections.items()}
+    trees = {name: picking.copy_section(s, (name,) if name else ()) for name, s in sections.items()}
     if picking.problems:
         gaps = any(p.kind.lacks == "elements" for p in picking.problems)
         lost = [p for p in errors if p.kind is Code.FILE_UNREADABLE or (gaps and p.kind.lacks == "file")]
@@ -477,13 +486,17 @@ def select(
     exchanged = (p for p in checkpoint.problems if p.kind is Code.NAMED_AS_ANOTHER_RANK)
     contents.notes += [*_notes_on_warnings([*warnings, *exchanged]), *picking.notes_on(parts), *notes]
     contents.notes += [] if only in ONLY else [_note_on_glob(checkpoint, parts, only)]
+    if only != "all" and {part.path for part in parts} & {model.path for model in chosen_models(checkpoint)}:
+        contents.notes[:0] = filter(None, [note_on_choice(checkpoint)])
     contents.tree = trees[""] if list(trees) == [""] else trees
     contents.part = only
     if donor is not None:
         contents.notes.append(donor.note())
     contents.filled = holes if holes in FILLS else ""
-    named = ((s, (name,) if name else ()) for name, s in sections.items())
-    contents.places = tuple(((s, s.path) for s in sections_of(checkpoint)) if only == "all" else named)
+    # A list that is a model by name is one in the output as well, unless the output has the same tree.
+    named = ((s._replace(keys={}), (name,) if name else ()) for name, s in sections.items())
+    as_in_tree = ((s, s.path) for s in sections_of(checkpoint) if not s.keys)
+    contents.places = tuple(as_in_tree if only == "all" else named)
     contents.unsure = tuple(p for p in warnings if p.kind.lacks == "part" and p.tensor is None)
     contents.passed_over = tuple(p for p in concerned if p.kind.lacks == "value" and p.kind not in NOT_SAVED)
     return contents
@@ -499,16 +512,21 @@ def tensors_to_write(checkpoint: Checkpoint, only: str) -> Iterator[tuple[str, T
 
 def places_to_write(checkpoint: Checkpoint, only: str) -> Iterator[tuple[KeyPath, Tensor]]:
     """Key path in the checkpoint and tensor of everything that `only` selects."""
-    return tensors_of(_sections_to_write(checkpoint, only).values())
+    return tensors_of(sections_to_write(checkpoint, only).values())
 
 
-def _sections_to_write(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
+def sections_to_write(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
     """The sections to write by their name in the output; a single section has no name there."""
     if not isinstance(only, str):
         raise UsageError(checkpoint.path, f"{spelled('only', only)}: expected a name or a glob")
     if only == "all":
+        named = checkpoint.options.model if checkpoint.options is not None else None
+        if named not in (None, ALL):
+            text = f"{spelled('only', 'all')} writes the whole tree, and {spelled('model', named)} names one model"
+            raise UsageError(checkpoint.path, f"{text}: give one of them")
         return {"": Section("other", "", (), checkpoint.tree)}
-    found = sections_of_kind(checkpoint, only) if only in ONLY else _matching(checkpoint, only)
+    kinds = the_models(checkpoint) if only == "model" else sections_of_kind(checkpoint, only)
+    found = kinds if only in ONLY else _matching(checkpoint, only)
     if not found:
         here = ", ".join(sorted({s.kind for s in sections_of(checkpoint)})) or "nothing"
         raise UsageError(checkpoint.path, f"holds no {only}; it holds {here}")
@@ -516,18 +534,29 @@ def _sections_to_write(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
 
 
 def _matching(checkpoint: Checkpoint, glob: str) -> list[Section]:
-    """Reduce the models of a checkpoint to names that match a glob, alone or after the name of their section."""
-    wanted, found = pattern((glob,)), []
-    for section in sections_of_kind(checkpoint, "model"):
-        kept = empty_like(section.value)
-        for key, value in section.value.items():
-            if wanted.fullmatch(key) or wanted.fullmatch(f"{section.name}.{key}"):
-                kept[key] = value
-        found += [section._replace(value=kept)] if kept else []
+    """Reduce the model to look at to the names that match a glob, alone or after the name of its section.
+
+    If it has none, the same in any other model: `ema.*` names that of an average.
+    """
+    wanted = pattern((glob,))
+    chosen = chosen_models(checkpoint) or [model.section for model in models_of(checkpoint)]
+    found = [kept for section in chosen if (kept := _reduced(section, wanted, bare=True)).value]
+    if not found:
+        others = (model.section for model in models_of(checkpoint))
+        found = [kept for section in others if (kept := _reduced(section, wanted, bare=False)).value]
     if not found:
         text = f"{spelled('only', glob)}: choose one of {', '.join(ONLY)}; or a glob that names of the model match"
         raise UsageError(checkpoint.path, text)
     return found
+
+
+def _reduced(section: Section, wanted: re.Pattern[str], bare: bool) -> Section:
+    """Keep the names of a model that match: with the section before them or, if `bare`, also without it."""
+    kept = empty_like(section.value)
+    for key, value in section.value.items():
+        if (bare and wanted.fullmatch(key)) or wanted.fullmatch(f"{section.name}.{key}"):
+            kept[key] = value
+    return section._replace(value=kept)
 
 
 OPTIMIZER_FILES = ("optim", "optimizer")
@@ -544,13 +573,15 @@ def _concerns(problem: Problem, parts: Iterable[Section], only: str) -> bool:
     """Whether a problem is about a part to write."""
     if problem.tensor is None or problem.kind is Code.MIXED_SAVES:
         return True
-    paths = [path for s in parts for path in ([s.path] if only in ONLY else [(*s.path, key) for key in s.value])]
+    paths = [path for s in parts for path in ([s.path] if only in ONLY else [s.place_of((key,)) for key in s.value])]
     return any(not fqn or is_within(problem.tensor, fqn) for fqn in map(fqn_of, paths))
 
 
 def _note_on_glob(checkpoint: Checkpoint, parts: Iterable[Section], glob: str) -> str:
     written = sum(len(part.value) for part in parts)
-    others = sum(len(section.value) for section in sections_of_kind(checkpoint, "model")) - written
+    mine = {part.path for part in parts}
+    models = [model.section for model in models_of(checkpoint)]
+    others = sum(len(section.value) for section in models if section.path in mine) - written
     return f"{spelled('only', glob)}: {plural(written, 'name')} of the model, without {plural(others, 'other')}"
 
 

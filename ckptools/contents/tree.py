@@ -43,7 +43,8 @@ from ckptools.model.tree import (
 )
 from ckptools.rules.verdict import verdict_of
 from ckptools.text import MAX_BITS, KeyPath, clip, fqn_of, plural, shape
-from ckptools.training_state.sections import sections_of, sections_of_kind, storage_identity
+from ckptools.training_state.models import prefix_of
+from ckptools.training_state.sections import sections_of, storage_identity
 
 # -- bytes in a checkpoint that `pickle.dumps` or `torch.save` wrote: position of a data loader, extra state of a module
 # Transformer Engine saves the scales and amax histories of FP8 in `_extra_state`: an `io.BytesIO` with a torch.save
@@ -224,12 +225,10 @@ def totals(rows: Iterable[KeyRow]) -> Totals:
 
 
 def _sections(ck: Checkpoint, rows: Sequence[KeyRow]) -> Iterator[KeySection]:
-    only_model = len(sections_of_kind(ck, "model")) == 1
     of = grouped(rows, lambda row: row.section)
     for section in sections_of(ck):
         if section.name in of:
-            prefix = "" if only_model and section.kind == "model" else section.name
-            yield KeySection(section.name, section.kind, prefix, *totals(of.pop(section.name)))
+            yield KeySection(section.name, section.kind, prefix_of(ck, section), *totals(of.pop(section.name)))
 
 
 # -- values ------------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.option import spelled
 from ckptools.tensor_io.fetch_ahead import Progress, no_progress, thread_count
 from ckptools.text import shape
+from ckptools.training_state.models import models_of, with_every_model
 
 Row = TypeVar("Row", TensorDifference, ValueDifference)
 
@@ -69,6 +70,8 @@ def compare(a: Checkpoint | Path, b: Checkpoint | Path, wanted: Wanted, progress
     started = time.perf_counter()
     opening = sum(side.cost.seconds for side in (a, b) if not isinstance(side, Path))
     tolerance = wanted.tolerance
+    if isinstance(a, Checkpoint) and isinstance(b, Checkpoint):
+        a, b = _as_only_model(a, b), _as_only_model(b, a)
     with OpenFiles() as files:
         left, right = (read_digest_file(s) if isinstance(s, Path) else contents_of(s, files) for s in (a, b))
         reading = Reading(files, thread_count(wanted.jobs), tolerance, wanted.every_byte, progress or no_progress)
@@ -81,6 +84,11 @@ def compare(a: Checkpoint | Path, b: Checkpoint | Path, wanted: Wanted, progress
         found = _Comparison(left, right, wanted, reading).found()
     notes = (*found.notes, f"A was made of B; compared key by key: {why_not}") if why_not else found.notes
     return replace(found, notes=notes, seconds=opening + time.perf_counter() - started)
+
+
+def _as_only_model(side: Checkpoint, other: Checkpoint) -> Checkpoint:
+    """Of a side with one model take that one, where the user named one of several models of the other side."""
+    return with_every_model(side) if len(models_of(side)) == 1 and len(models_of(other)) > 1 else side
 
 
 def side_of(side: Checkpoint | str | Path) -> Checkpoint | Path:
@@ -99,6 +107,7 @@ class _Comparison:
     def __init__(self, a: Contents, b: Contents, wanted: Wanted, reading: Reading) -> None:
         self.wanted, self.reading = wanted, reading
         self.renamed = sides.renamed_sections(a, b)
+        self.several = any(len(side.sections.get("model", ())) > 1 for side in (a, b))
         self.rng = {name for side in (a, b) for name in side.sections.get("rng", ())}
         known = [*KINDS, ALL, *(name for side in (a, b) for kind in KINDS for name in side.sections.get(kind, ()))]
         if wanted.selection.section not in ("", *known):
@@ -107,6 +116,7 @@ class _Comparison:
         if a.text_keys != b.text_keys:
             a, b = (side if side.text_keys else sides.with_text_keys(side) for side in (a, b))
         b = sides.as_in_a(b, self.renamed)
+        a, b, self.alone = sides.without_models_of_one_side(a, b)
         self.alike = a.written_by == b.written_by
         if not self.alike:
             a, b = sides.without_classes(a), sides.without_classes(b)
@@ -199,7 +209,9 @@ class _Comparison:
     def _notes(self) -> Iterator[str]:
         yield from self.by_order
         for (kind, there), here in self.renamed.items():
-            yield f"{kind}: A's {here} is compared with B's {there}, the only one left on either side"
+            why = "which is looked at here" if kind == "model" and self.several else "the only one left on either side"
+            yield f"{kind}: A's {here} is compared with B's {there}, {why}"
+        yield from self.alone
         if not self.alike:
             yield "A and B keep values in different ways: a list counts as a tuple, 5 as 5.0, keys have no order"
         yield from container_notes(self.a, self.b)

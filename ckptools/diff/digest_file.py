@@ -79,6 +79,7 @@ def write_digest_file(
             "written_by": contents.written_by,
             "containers": [_container_json(*one) for one in contents.containers.items()],
             "left_out": contents.left_out,
+            "model": contents.model,
         }
         write_text(out, to_json(data, indent=1) + "\n", force)
     return contents
@@ -132,6 +133,7 @@ def read_digest_file(path: Path) -> Contents:
             str(data["written_by"]),
             dict(map(_container, data["containers"])),
             str(data["left_out"]),
+            str(data.get("model", "")),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise ReadError(path, f"is no file of digests as diff --hash writes it: {type(error).__name__}") from error

@@ -32,8 +32,8 @@ UNPROVEN = frozenset({"same checksum", "not compared"})
 """Verdicts that leave open whether values are equal."""
 
 Subject = Literal[
-    "weights", "moments", "optimizer steps", "lr", "hyperparameters", "scheduler", "rng", "data position", "counters",
-    "other tensors", "other values", "files",
+    "weights", "other models", "moments", "optimizer steps", "lr", "hyperparameters", "scheduler", "rng",
+    "data position", "counters", "other tensors", "other values", "files",
 ]  # fmt: skip
 """Topics of keys; topics that may explain a jump of the loss come first."""
 

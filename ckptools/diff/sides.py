@@ -47,6 +47,7 @@ from ckptools.model.tree import Absent, leaf_at
 from ckptools.option import spelled
 from ckptools.tensor_io.fetch_ahead import fetched, parts_of_all
 from ckptools.text import KeyPath, few, fqn_of, plural
+from ckptools.training_state.models import chosen_models, listed_sections
 from ckptools.training_state.optimizers import ddp_prefix, optimizers_of, without_wrappers
 from ckptools.training_state.rank_values import is_own
 from ckptools.training_state.sections import Section, is_flat_optimizer, sections_of
@@ -160,6 +161,7 @@ class Contents:
         written_by: format and writer, which decide which classes of values are kept.
         containers: dicts, lists and tuples by identity and rank.
         left_out: note on keys beyond the limit, which are not compared; "" for none.
+        model: section of the model that is looked at; "" if there are several, or none.
     """
 
     facts: Side
@@ -175,12 +177,13 @@ class Contents:
     written_by: str = ""
     containers: dict[tuple[Identity, int | None], SideContainer] = field(default_factory=dict)
     left_out: str = ""
+    model: str = ""
 
 
 # -- pairs -------------------------------------------------------------------------------------------------------------
 
 
-PAIRED = ("model", "optimizer", "scheduler")
+PAIRED: tuple[str, ...] = ("model", "optimizer", "scheduler")
 """Kinds of sections that are paired even if their names differ."""
 
 OneSide = TypeVar("OneSide", SideTensor, SideValue)
@@ -192,9 +195,15 @@ def without_quotes(identity: Identity) -> Identity:
 
 
 def renamed_sections(a: Contents, b: Contents) -> dict[tuple[str, str], str]:
-    """Pair renamed sections, if one of a kind is left on each side: the name in A by kind and name in B."""
+    """Pair renamed sections, if one of a kind is left on each side: the name in A by kind and name in B.
+
+    The models that are looked at are a pair, whatever other models either side has.
+    """
     found: dict[tuple[str, str], str] = {}
-    for kind in PAIRED:
+    both = bool(a.model and b.model)
+    if both and a.model not in b.sections["model"]:
+        found["model", b.model] = a.model
+    for kind in PAIRED[both:]:
         left = [name for name in a.sections.get(kind, ()) if name not in b.sections.get(kind, ())]
         right = [name for name in b.sections.get(kind, ()) if name not in a.sections.get(kind, ())]
         if len(left) == len(right) == 1:
@@ -211,11 +220,40 @@ def as_in_a(b: Contents, names: Mapping[tuple[str, str], str]) -> Contents:
 
     return replace(
         b,
+        sections={kind: [names.get((kind, name), name) for name in own] for kind, own in b.sections.items()},
+        model=names.get(("model", b.model), b.model),
         tensors={at(i): t._replace(identity=at(i)) for i, t in b.tensors.items()},
         values={at(i): v._replace(identity=at(i)) for i, v in b.values.items()},
         groups=[g._replace(section=names.get(("optimizer", g.section), g.section)) for g in b.groups],
         by_rank={at(i) for i in b.by_rank},
         containers={(at(i), rank): c for (i, rank), c in b.containers.items()},
+    )
+
+
+def without_models_of_one_side(a: Contents, b: Contents) -> tuple[Contents, Contents, list[str]]:
+    """Drop the models that only one side has beside the one that is looked at; also return a note on each."""
+    if not (a.model and b.model):
+        return a, b, []
+    kept, notes = [], list[str]()
+    for which, side, other in (("A", a, b), ("B", b, a)):
+        alone = set(side.sections["model"]) - set(other.sections["model"]) - {side.model}
+        for name in sorted(alone):
+            count = sum(identity[:2] == ("model", name) for identity in side.tensors)
+            ways = f"{spelled('model', name)} compares it, {spelled('model', 'all')} counts it"
+            notes.append(f"not compared: {plural(count, 'tensor')} of the model {name}, which only {which} has; {ways}")
+        kept.append(_without_models(side, alone))
+    return kept[0], kept[1], notes
+
+
+def _without_models(side: Contents, names: set[str]) -> Contents:
+    def kept(identity: Identity) -> bool:
+        return identity[0] != "model" or identity[1] not in names
+
+    return replace(
+        side,
+        tensors={i: t for i, t in side.tensors.items() if kept(i)},
+        values={i: v for i, v in side.values.items() if kept(i)},
+        containers={(i, rank): c for (i, rank), c in side.containers.items() if kept(i)},
     )
 
 
@@ -379,8 +417,10 @@ def contents_of(ck: Checkpoint, files: OpenFiles) -> Contents:
     rows = tuple(f"{row.how}: {plural(row.tensors, 'tensor')}" for row in sharding_rows(ck))
     world = ck.world_size.exact if type(ck.world_size.exact) is int else None
     found = Contents(Side(str(ck.path), ck.name, ck.saved_as, ck.step.value, world, rows), text_keys=ck.text_keys)
-    for section in sections_of(ck):
+    for section in listed_sections(ck):
         found.sections.setdefault(section.kind, []).append(section.name)
+    looked_at = chosen_models(ck)
+    found.model = looked_at[0].name if len(looked_at) == 1 else ""
     found.written_by = f"{ck.format}, {ck.saved_as}" + (", written by ckptools" if ck.provenance else "")
     found.damage = tuple(f"{p.code} {p.message}" for p in ck.problems if p.severity == "error")
     found.lost_ranks = tuple(f.rank for f in ck.files if f.status in ("missing", "cut", "bad") and f.rank is not None)
@@ -419,7 +459,7 @@ class _Keys:
             setting = not entry.parameter and entry.name.removeprefix(f"{entry.section}.").startswith("param_groups.")
             if entry.kind == "model" or (entry.kind == "optimizer" and not setting):
                 self._of_entry(entry)
-        for section in sections_of(self.ck):
+        for section in listed_sections(self.ck):
             if section.kind == "optimizer":
                 optimizer = self.optimizers[section.path]
                 ordered = not (is_flat_optimizer(section.value) or self.ck.in_parts)
@@ -456,15 +496,25 @@ class _Keys:
         number = entry.parameter.startswith("?")
         if not isinstance(entry.value, Tensor):
             subject: Subject = "moments" if entry.slot else "hyperparameters"
-            subject = "weights" if entry.kind == "model" else "optimizer steps" if entry.slot == "step" else subject
+            subject = (
+                self._weights(entry)
+                if entry.kind == "model"
+                else "optimizer steps"
+                if entry.slot == "step"
+                else subject
+            )
             contents = self._contents(entry.path, entry.value)
             self._value(SideValue(identity, entry.name, subject, contents, number))
         elif entry.slot == "step" and entry.value.numel == 1:
             self._value(SideValue(identity, entry.name, "optimizer steps", {None: self._step(entry.value)}, number))
         else:
-            subject = "weights" if entry.kind == "model" else "moments"
+            subject = self._weights(entry) if entry.kind == "model" else "moments"
             parameter = entry.parameter if entry.kind == "optimizer" else ""
             self._tensor(identity, entry.name, subject, entry.value, parameter)
+
+    def _weights(self, entry: Entry) -> Subject:
+        """The subject of a model's key; those of a model beside the one that is looked at are counted apart."""
+        return "weights" if self.found.model in ("", entry.section) else "other models"
 
     def _identity(self, entry: Entry) -> Identity:
         if entry.parameter:

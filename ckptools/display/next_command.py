@@ -17,6 +17,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.rules.verdict import is_alone, verdict_of
 from ckptools.text import printable
+from ckptools.training_state.models import chosen_models
 from ckptools.training_state.sections import sections_of_kind
 
 NEWEST = "finds the newest whole step"
@@ -56,6 +57,7 @@ def command_arguments(ck: Checkpoint) -> str:
     words += ["--ranks", options.ranks] if options.ranks is not None else []
     words += ["--only-this-file"] if options.only_this_file else []
     words += ["--follow-symlinks"] if options.follow_symlinks else []
+    words += ["--model", options.model] if options.model else []
     words += ["--salvage"] if isinstance(options.read_file, SalvagingReader) else []
     words += ["--weights", options.weights] if options.weights != "fp32" else []
     given_by = getattr(options.names, "given_by", "")
@@ -125,6 +127,7 @@ def _rest_of(ck: Checkpoint) -> str:
 def _consolidation(ck: Checkpoint, named: str, model: list[Tensor]) -> NextCommand | None:
     tensors = model or [tensor for _, tensor in tensors_in(ck.tree) if not tensor.note]
     out = "OUT.safetensors" if model else "OUT.pt"
+    named += " --model all" if model and not chosen_models(ck) else ""
     if verdict_of(ck).whole or verdict_of(ck).recoverable:
         return NextCommand("consolidate", f"{named} -o {out}") if tensors else None
     sound = [tensor for tensor in tensors if not tensor.note]

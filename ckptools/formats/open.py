@@ -47,6 +47,7 @@ def open_checkpoint(
     names: NamesFrom | None = None,
     every_item: bool = True,
     salvage: bool = False,
+    model: str | None = None,
 ) -> Checkpoint:
     """Open a checkpoint: its structure, none of its tensor values. Runs no code of the file.
 
@@ -79,6 +80,7 @@ def open_checkpoint(
         ranks=ranks,
         names=None if names is None else read_given("names", names, follow_symlinks),
         every_item=every_item,
+        model=model,
     )
     return _opened(*_located(path, options))
 

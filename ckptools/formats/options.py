@@ -59,6 +59,7 @@ class Options:
         weights: if a checkpoint has the model twice (DeepSpeed, Megatron): `fp32` for the optimizer's master copy if it
             has one, `module` for the weights of the forward pass.
         names: names for an optimizer that is keyed by number.
+        model: the model that commands look at: the name of its section, its role, or `all`; None for the trained one.
         said: receives the provenance record of each file that was read.
         rules: a JSON file with the dimension along which each tensor-parallel weight is joined.
         files: rank files that the caller gave one by one, which are the checkpoint; empty to look for siblings.
@@ -79,6 +80,7 @@ class Options:
     ranks: str | None = None
     names: GivenNames | None = None
     every_item: bool = True
+    model: str | None = None
     said: dict[Path, Said] = field(default_factory=dict, repr=False, compare=False)
 
     def check_link(self, path: Path, folder: Path) -> None:

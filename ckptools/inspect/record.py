@@ -29,6 +29,7 @@ from ckptools.option import spelled
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.rules.verdict import verdict_of
 from ckptools.text import KeyPath, count, duration, few, fqn_of, period, plural, printable, size
+from ckptools.training_state.models import listed_sections, role_of_model, role_words, trained_or_all
 from ckptools.training_state.modules import module_problems
 from ckptools.training_state.optimizers import Optimizer, ParamGroup, group_ids, moments_of, nested, optimizers_of
 from ckptools.training_state.sections import (
@@ -40,7 +41,6 @@ from ckptools.training_state.sections import (
     is_private_name,
     measure,
     schedulers_of,
-    sections_of,
     sections_of_kind,
     storage_identity,
     stream_of,
@@ -76,7 +76,8 @@ def _model(ck: Checkpoint, section: Section) -> str:
     sharded = sum(t.sharded for t in tensors)
     identities = [i for i in map(storage_identity, tensors) if i is not None]
     tied = len(identities) - len(set(identities))
-    parts = [f"{sharded} sharded, {len(tensors) - sharded} whole"] if sharded else []
+    parts = [role_words(ck, section)] if role_words(ck, section) else []
+    parts += [f"{sharded} sharded, {len(tensors) - sharded} whole"] if sharded else []
     parts += [f"{tied} tied to another"] if tied else []
     others = len(section.value) - len(tensors) if isinstance(section.value, Mapping) else 0
     parts += [f"{plural(others, 'value')} beside the tensors"] if others > 0 else []
@@ -255,7 +256,7 @@ def _sizes(ck: Checkpoint, optimizer: Optimizer) -> dict[str, int]:
         moments = moments_of(entry)
         if moments and moments[0].kind != "flat_pieces":
             sizes[key if isinstance(key, str) else f"?{key}"] = moments[0].numel
-    for section in sections_of_kind(ck, "model"):
+    for section in trained_or_all(ck):
         pairs = section.value.items() if isinstance(section.value, Mapping) else ()
         sizes.update({k: t.numel for k, t in pairs if isinstance(t, Tensor) and t.kind != "flat_pieces"})
     return sizes
@@ -287,7 +288,10 @@ class RankCount(NamedTuple):
 
 
 class SectionRow(NamedTuple):
-    """One section of the tree, summarized in `holds`; `plain` if it is a single value or an empty container."""
+    """One section of the tree, summarized in `holds`; `plain` if it is a single value or an empty container.
+
+    `role` is that of a model among several: `trained`, `ema`, `teacher` …; "" if none is proven.
+    """
 
     kind: SectionKind
     name: str
@@ -295,6 +299,7 @@ class SectionRow(NamedTuple):
     size: SectionSize
     holds: str
     plain: bool
+    role: str = ""
 
 
 class Report(NamedTuple):
@@ -365,7 +370,7 @@ def inspect_report(ck: Checkpoint) -> Report:
         saved=(min(times), max(times)) if times else None,
         torch=_torch_version(versions),
         writers=tuple((fqn, v) for fqn, v in versions.items() if fqn.rpartition(".")[2] in WRITER_KEYS),
-        sections=tuple(_section_row(ck, s) for s in sections_of(ck)),
+        sections=tuple(_section_row(ck, s) for s in listed_sections(ck)),
         optimizers=optimizer_rows(ck),
         schedulers=scheduler_rows(ck),
         foreign=tuple(foreign),
@@ -388,7 +393,8 @@ def _rank_count(ck: Checkpoint) -> RankCount:
 def _section_row(ck: Checkpoint, section: Section) -> SectionRow:
     size = measure(section.value)
     plain = section.kind == "other" and (not isinstance(section.value, (Mapping, list, tuple)) or not section.value)
-    return SectionRow(section.kind, section.name, section.path, size, section_summary(ck, section, size), plain)
+    holds, role = section_summary(ck, section, size), role_of_model(ck, section)
+    return SectionRow(section.kind, section.name, section.path, size, holds, plain, role)
 
 
 def _versions(ck: Checkpoint) -> Mapping[str, str]:

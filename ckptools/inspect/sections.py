@@ -21,6 +21,7 @@ from ckptools.model.problems import Problem
 from ckptools.model.records import to_dict
 from ckptools.model.tensor import Tensor
 from ckptools.text import KeyPath, fqn_of, moment_utc, plural, printable, shape, size
+from ckptools.training_state.models import listed_sections
 from ckptools.training_state.optimizers import moments_of, optimizers_of
 from ckptools.training_state.sections import Section, sections_of
 
@@ -68,7 +69,7 @@ def section_details(ck: Checkpoint, wanted: str, private: bool = True) -> tuple[
     Raises:
         UsageError: no section has that kind or name.
     """
-    found = [s for s in sections_of(ck) if wanted in (s.kind, s.name)]
+    found = [s for s in listed_sections(ck) if wanted in (s.kind, s.name)]
     if not found:
         here = dict.fromkeys(word for section in sections_of(ck) for word in (section.kind, section.name))
         raise UsageError(ck.path, f"has no section {wanted!r}; it has {', '.join(here) or 'none'}")
@@ -104,7 +105,7 @@ def _value_rows(ck: Checkpoint, section: Section) -> Iterator[ValueRow]:
     for n, (path, leaf) in enumerate(leaves_of(section.value)):
         if n > MAX_VALUES:
             return
-        full = (*section.path, *path)
+        full = section.place_of(path)
         names = (fqn_of(full[:k]) for k in range(1, len(full) + 1)) if differing else ()
         differs = next((name for name in names if name in differing), "")
         yield ValueRow(path, leaf, fingerprint(leaf), differs)
@@ -281,6 +282,7 @@ def _section(row: SectionRow) -> dict[str, Any]:
     return {
         "name": row.name,
         "kind": row.kind,
+        **({"role": row.role} if row.role else {}),
         "path": [key_name(key) for key in row.path],
         "tensors": size.tensors,
         "params": size.params,

@@ -32,6 +32,7 @@ from ckptools.model.tree import (
 )
 from ckptools.option import spelled
 from ckptools.text import MAX_BITS, Key, KeyPath, fqn_of, runs_of
+from ckptools.training_state.models import listed_sections, prefix_of
 from ckptools.training_state.optimizers import Optimizer, nested, optimizers_of
 from ckptools.training_state.sections import (
     Section,
@@ -40,7 +41,6 @@ from ckptools.training_state.sections import (
     is_gathered,
     is_private_name,
     sections_of,
-    sections_of_kind,
 )
 
 # -- trees of dotted names, and their folding: equal siblings become one branch with all their labels ------------------
@@ -450,8 +450,8 @@ class Entry(NamedTuple):
     """A key of a checkpoint and its value.
 
     Attributes:
-        name: its name for users: `blocks.0.up.weight` of the only model, `optimizers.AdamW.state.emb.weight.exp_avg`,
-            `timestamp.batch`. It is unique in its checkpoint.
+        name: its name for users: `blocks.0.up.weight` of the model to look at, `timestamp.batch`,
+            `optimizers.AdamW.state.emb.weight.exp_avg`. It is unique in its checkpoint.
         parameter: fqn of the model's tensor, or of the tensor whose optimizer state it is; "" for all other values.
         slot: name of the state, such as `exp_avg`; "" outside an optimizer's state.
         path: key path in the tree; empty for settings of a flattened optimizer that were grouped.
@@ -503,18 +503,17 @@ def tensor_entries(ck: Checkpoint) -> tuple[Entry, ...]:
 
 
 def _entries(ck: Checkpoint) -> Iterator[Entry]:
-    only_model = len(sections_of_kind(ck, "model")) == 1
     optimizers = {o.path: o for o in optimizers_of(ck).values()}
-    for section in sections_of(ck):
+    for section in listed_sections(ck):
         if section.kind == "optimizer":
             yield from _of_optimizer(section, optimizers[section.path])
         else:
-            prefix = "" if section.kind == "model" and only_model else section.name
+            prefix = prefix_of(ck, section)
             for path, value in leaves_of(section.value):
                 own = fqn_of(path)
                 name = ".".join(part for part in (prefix, own) if part) or section.name
                 parameter = own if section.kind == "model" and isinstance(value, Tensor) else ""
-                yield Entry(name, section.name, section.kind, parameter, "", (*section.path, *path), value)
+                yield Entry(name, section.name, section.kind, parameter, "", section.place_of(path), value)
 
 
 def _of_optimizer(section: Section, optimizer: Optimizer) -> Iterator[Entry]:

@@ -23,8 +23,9 @@ from ckptools.option import spelled
 from ckptools.rules.verdict import verdict_of
 from ckptools.torch_engine import module_shapes
 from ckptools.torch_engine.module_shapes import NamedShape, StateDictShapes
+from ckptools.training_state.models import chosen_models, models_of, prefix_of, the_models
 from ckptools.training_state.optimizers import believed
-from ckptools.training_state.sections import Section, sections_of, sections_of_kind, storage_identity
+from ckptools.training_state.sections import Section, sections_of, storage_identity
 
 DTYPES = {
     **{name: name for name in ITEMSIZE},
@@ -66,7 +67,11 @@ def shapes_expected(to: Any, section: str = "", follow_symlinks: bool = False) -
 
 def _of_checkpoint(ck: Checkpoint, section: str, given_by: str) -> StateDictShapes:
     """The shapes of another checkpoint; a single model is used whatever the name of its section."""
-    return saved_shapes(ck, section if len(sections_of_kind(ck, "model")) > 1 else "", given_by)
+    models = [model.section.name for model in models_of(ck)]
+    if len(models) > 1 and section not in models and not chosen_models(ck):
+        way = f"choose one with {spelled('section')}, or give the checkpoint that has it alone"
+        raise UsageError(ck.path, f"holds {len(models)} models: {', '.join(models)}; {way}")
+    return saved_shapes(ck, section if len(models) > 1 else "", given_by)
 
 
 def _named_shape(path: Path, name: str, value: Any, before: Mapping[str, NamedShape]) -> NamedShape:
@@ -87,29 +92,31 @@ def saved_shapes(ck: Checkpoint, section: str = "", given_by: str = "") -> State
 
     Raises:
         ReadError: it has no model.
-        UsageError: it has several, and none was chosen.
+        UsageError: it has several, and nothing says which one was trained.
     """
     model = _model(ck, section)
     names = {entry.path: entry.name for entry in entries_of(ck) if entry.kind == "model"}
-    alone = len(sections_of_kind(ck, "model")) == 1
-    found = {names.get((*model.path, key), str(key)) if alone else str(key): v for key, v in model.value.items()}
+    alone = not prefix_of(ck, model)
+    found = {names.get(model.place_of((key,)), str(key)) if alone else str(key): v for key, v in model.value.items()}
     order = believed(ck.module_order, model.value)
     return StateDictShapes(given_by or str(ck.path), shapes_of_state(found), order.kept)
 
 
 def _model(ck: Checkpoint, section: str) -> Section:
-    """Find the section that holds the model."""
-    models = sections_of_kind(ck, "model")
-    wanted = [s for s in models if section == s.name] or [s for s in models if section in ("", s.kind)]
-    if len(wanted) == 1:
-        return wanted[0]
+    """Find the section that holds the model: the one of the name `section`, else the one to look at."""
+    models = [model.section for model in models_of(ck)]
     if not models:
         here = ", ".join(sorted({s.kind for s in sections_of(ck)})) or "nothing"
         raise ReadError(ck.path, f"holds no model to compare; it holds {here}")
-    names = ", ".join(s.name for s in models)
-    if not wanted:
+    named = [s for s in models if section == s.name]
+    if section not in ("", "model") and not named:
+        names = ", ".join(s.name for s in models)
         raise UsageError(ck.path, f"{spelled('section')} {section}: is no model; there is {names}")
-    raise UsageError(ck.path, f"holds {len(models)} models: {names}; choose one with {spelled('section')}")
+    wanted = named or the_models(ck)
+    if len(wanted) > 1:
+        names = ", ".join(s.name for s in wanted)
+        raise UsageError(ck.path, f"{spelled('model', 'all')}: one model is compared, of {names}")
+    return wanted[0]
 
 
 def shapes_of_state(values: Mapping[str, Any]) -> dict[str, NamedShape]:

@@ -9,7 +9,7 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.text import clip, plural, printable
-from ckptools.training_state.sections import sections_of_kind
+from ckptools.training_state.models import trained_or_all
 
 REPLICATE = "Replicate()"
 
@@ -34,12 +34,12 @@ class ShardingRow(NamedTuple):
 
 
 def sharding_rows(ck: Checkpoint) -> tuple[ShardingRow, ...]:
-    """Count the model's tensors by how they are sharded: sharded ones first, then by number of tensors.
+    """Count the trained model's tensors by how they are sharded: sharded ones first, then by number of tensors.
 
     If nothing in the model is sharded, rows for sharded tensors elsewhere (an optimizer's partitions) follow; without a
     model, all tensors are counted.
     """
-    model = [t for s in sections_of_kind(ck, "model") for _, t in tensors_in(s.value)]
+    model = [t for s in trained_or_all(ck) for _, t in tensors_in(s.value)]
     if not model:
         return _ways([t for _, t in tensors_in(ck.tree)])
     if ck.in_parts:

@@ -175,10 +175,16 @@ class Checkpoint:
 
     @cached_property
     def model(self) -> Mapping[str, Any]:
-        """The model's state dict: fqn to lazy tensor. With several models, names are prefixed with the section."""
-        from ckptools.training_state.sections import model_of
+        """The model's state dict: fqn to lazy tensor; of several models the trained one, or the one given to `open`.
 
-        models = self.of_kind("model")
+        With `model="all"`, names are prefixed with the section.
+
+        Raises:
+            UsageError: there are several models, and nothing says which one was trained.
+        """
+        from ckptools.training_state.models import model_of, the_models
+
+        models = in_python(the_models)(self)
         return StateDict(fqn_of(models[0].path) if len(models) == 1 else "", model_of(self))
 
     @cached_property
@@ -305,13 +311,13 @@ class Checkpoint:
                 `"package.module:function"`, which is imported and called without arguments on torch's meta device.
             filter: globs of the names to compare, on either side; without any, all are compared.
             exclude: globs of names to leave out.
-            section: name of the model's section, if it holds several models.
+            section: name of the model's section, if it holds several models and the trained one is not meant.
             optimizer: compare the optimizer's groups and state too; the function of `to` returns `(model, optimizer)`.
             world_size: report whether this many ranks can resume from it: random states, files, the installed torch.
 
         Raises:
             ReadError: `to` cannot be read, or the function raises; or one of the two has no model.
-            UsageError: one of the two has several models; or no name is left to compare.
+            UsageError: nothing says which of several models was trained; or no name is left to compare.
         """
         from ckptools.keys.entries import Selection
         from ckptools.match.run import match
@@ -359,7 +365,8 @@ class Checkpoint:
         Args:
             filter: globs; a name must match at least one of them. `*` matches dots too.
             exclude: globs; a name that matches any of them is left out.
-            section: a kind of section, or the name of one; None for the model, if there is one.
+            section: a kind of section, or the name of one; None for the model, if there is one. Of several models, the
+                one given to `open`, or the trained one.
             per_rank: one row for each rank's part of a tensor, instead of one row for the whole tensor.
             histogram: also count the elements in equal parts of their range, which reads them twice.
             jobs: threads.

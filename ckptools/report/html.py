@@ -38,7 +38,7 @@ from ckptools.inspect.record import (
     size_expected,
 )
 from ckptools.inspect.sections import report_json
-from ckptools.keys.entries import EVERYTHING, Entry, Selection, tensor_entries
+from ckptools.keys.entries import Entry, Selection, tensor_entries
 from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.incidents import Cause, Consequence, Incident, causes_of, consequences_of, incidents_of
@@ -51,10 +51,11 @@ from ckptools.pictures.tensor_layout import tensor_layout
 from ckptools.pictures.value_bars import norm_bars
 from ckptools.report.file_sizes import file_sizes
 from ckptools.stats.figures import statistics
-from ckptools.stats.passes import parts_of
+from ckptools.stats.passes import parts_of_models
 from ckptools.stats.record import Statistics, Stats, fill_rows, fill_suspects
 from ckptools.tensor_io.fetch_ahead import begin_stage
 from ckptools.text import count, few, moment, period, plural, runs_of, size
+from ckptools.training_state.models import trained_or_all
 from ckptools.training_state.sections import sections_of_kind
 from ckptools.verify import record as verification
 from ckptools.verify.record import Check, Result, Verification
@@ -98,12 +99,13 @@ def tiles(report: Report) -> Iterator[tuple[str, str, str]]:
     )
     here = f"{ranks.here} of {ranks.expected}" if ranks.expected else plural(ranks.files, "file")
     yield "ranks here", here, plural(ranks.files, "file") if ranks.expected else ""
-    models = [section.size for section in report.sections if section.kind == "model"]
+    paths = {section.path for section in trained_or_all(report.checkpoint)}
+    models = [section.size for section in report.sections if section.kind == "model" and section.path in paths]
     dtypes = Counter[str]()
     for one in models:
         dtypes.update(one.dtypes)
     words = [short(d) for d, _ in dtypes.most_common(3)] + ["quantized"] * any(one.quantized for one in models)
-    yield "parameters", count(sum(one.params for one in models)), ", ".join(words)
+    yield "parameters", " + ".join(count(one.params) for one in models) or "0", ", ".join(words)
     yield "size", size(report.bytes_found), size_expected(report)
     first, _, more = report.saved_as.partition(", ")
     yield "format", first, more
@@ -236,7 +238,7 @@ def findings(checkpoint: Checkpoint, *, deep: bool = False, values: bool = False
     verified = verify(checkpoint, deep=deep, values=values, **how)
     figures = None
     if values:
-        parts = parts_of(checkpoint, EVERYTHING)
+        parts = parts_of_models(checkpoint, trained_or_all(checkpoint))
         begin_stage(how.get("progress"), "statistics", sum(part.nbytes for part in parts))
         figures = statistics(checkpoint.path, parts, False, how.get("jobs"), how.get("progress"))
     ignored = ["--ignore", ",".join(how["ignore"])] if how.get("ignore") else []

@@ -10,8 +10,8 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Lost, scalar
 from ckptools.text import fqn_of, plural
+from ckptools.training_state.models import trained_model
 from ckptools.training_state.optimizers import Optimizer, ParamGroup, optimizers_of
-from ckptools.training_state.sections import model_of
 from ckptools.training_state.steps import RANKS_DIFFER, contradiction
 
 ELEMENTWISE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "exp_inf", "square_avg", "acc_delta")
@@ -72,7 +72,8 @@ def _grouped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
         return
     keys = {k if isinstance(k, str) else f"?{k}" for k in optimizer.state}
     twice = sorted({n for n in groups if groups.count(n) > 1}) if len(set(groups)) < len(groups) else []
-    model = model_of(ck)
+    trained = trained_model(ck)
+    model = trained.value if trained is not None else {}
     for fqn in twice:
         parameter = model.get(fqn)
         if isinstance(parameter, Tensor) and not parameter.numel:
@@ -96,7 +97,8 @@ def is_lbfgs(state: Mapping[Any, Any]) -> bool:
 
 
 def _shaped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
-    model = model_of(ck)
+    trained = trained_model(ck)
+    model = trained.value if trained is not None else {}
     rank_of = {fqn: group.get("rank") for group in optimizer.param_groups for fqn in group.names if "rank" in group}
     for fqn, slots in optimizer.state.items():
         parameter = model.get(fqn) if isinstance(fqn, str) else None

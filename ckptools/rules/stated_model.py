@@ -22,6 +22,7 @@ from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.text import few, first_few, fqn_of, plural
+from ckptools.training_state.models import trained_model
 from ckptools.training_state.modules import Stack, absent_layers, experts_of, holes_in, lacking_layers, stacks_of
 from ckptools.training_state.sections import sections_of_kind
 
@@ -68,7 +69,9 @@ def model_problems(ck: Checkpoint) -> Iterator[Problem]:
             stated = ck.config.adapter if ck.config else {}
             yield from _Model(tensors, at, {}, "", lost, named).problems_of_adapter(stated)
         else:
-            config = ck.config.content if ck.config and len(sections_of_kind(ck, "model")) == 1 else {}
+            trained = trained_model(ck)
+            mine = trained is not None and trained.path == section.path
+            config = ck.config.content if ck.config and mine else {}
             yield from _Model(tensors, at, config, ck.config.name if ck.config else "", lost, named).problems()
 
 

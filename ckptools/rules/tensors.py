@@ -134,7 +134,7 @@ def with_placeholders(ck: Checkpoint) -> Checkpoint:
         }
         empty = [name for name, tensor in tensors.items() if tensor.shape == EMPTY]
         if empty and _are_placeholders(ck, tensors, empty):
-            noted |= {(*section.path, name): replace(tensors[name], note=PLACEHOLDER) for name in empty}
+            noted |= {section.place_of((name,)): replace(tensors[name], note=PLACEHOLDER) for name in empty}
             text = f"{len(empty)} of {len(tensors)} tensors are [0]: ZeRO-3 placeholders, {WHERE}"
             problems.append(Problem(Code.PLACEHOLDERS, text, None, fqn_of(section.path) or None))
     if not noted:

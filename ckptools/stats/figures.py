@@ -54,6 +54,7 @@ from ckptools.tensor_io.elements import BAND, Piece, buffer
 from ckptools.tensor_io.fetch_ahead import Progress, begin_stage
 from ckptools.tensor_io.numbers import sum_of_squares
 from ckptools.text import shape
+from ckptools.training_state.models import chosen_models
 from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.sections import sections_of_kind
 
@@ -431,8 +432,10 @@ def _number(value: Any) -> float | None:
 
 
 def _weights(ck: Checkpoint, names: set[str]) -> list[MeasuredPart]:
-    """Find the model tensors of given names, leaving out names that occur in several models."""
-    found = by_parameter(e for e in tensor_entries(ck) if e.kind == "model" and e.parameter in names)
+    """Find the tensors of given names in the model to look at; without one, names that occur in one model only."""
+    chosen = {section.name for section in chosen_models(ck) or sections_of_kind(ck, "model")}
+    mine = (e for e in tensor_entries(ck) if e.kind == "model" and e.section in chosen)
+    found = by_parameter(e for e in mine if e.parameter in names)
     return [MeasuredPart(name, entry.section, entry.value) for name, entry in found.items()]
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ckptools.dtypes import ITEMSIZE, NO_NUMBERS, is_floating, short
 from ckptools.errors import ReadError, original_of
 from ckptools.files.opening import OpenFiles
-from ckptools.keys.entries import Entry, Selection
+from ckptools.keys.entries import Entry, Selection, tensor_entries
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.cover import cover, cover_problem, repeat_problem
 from ckptools.model.problems import Code
@@ -35,7 +35,8 @@ from ckptools.tensor_io.numbers import Raw, decoded, halves
 from ckptools.tensor_io.read import extent
 from ckptools.tensor_io.slicing import bands_of
 from ckptools.text import plural
-from ckptools.training_state.sections import SectionKind, sections_of_kind
+from ckptools.training_state.models import the_models
+from ckptools.training_state.sections import Section, SectionKind, sections_of_kind
 
 # -- select the tensors to read, and one copy of each region -----------------------------------------------------------
 
@@ -66,19 +67,21 @@ class MeasuredPart(NamedTuple):
 
 
 def tensors_chosen(ck: Checkpoint, selection: Selection) -> list[Entry]:
-    """Find the selected tensors; if no section is selected, only the model's, if there is a model.
+    """Find the selected tensors; if no section is selected, only those of the model to look at, if there is a model.
 
     Raises:
-        UsageError: the selected section does not exist.
+        UsageError: the selected section does not exist; or nothing says which of several models was trained.
     """
-    section = selection.section or ("model" if sections_of_kind(ck, "model") else "")
-    return _tensors(ck, replace(selection, section=section))
+    if selection.section not in ("", "model") or not sections_of_kind(ck, "model"):
+        return _tensors(ck, selection)
+    names = {section.name for section in the_models(ck)}
+    return [e for e in _tensors(ck, replace(selection, section="model")) if e.section in names]
 
 
 def elsewhere(ck: Checkpoint, selection: Selection) -> str:
     """Name sections with matching tensors, for when no tensor of the model matches; empty if nothing matches."""
     found = _tensors(ck, selection)
-    kinds = list(dict.fromkeys(entry.kind for entry in found))
+    kinds = list(dict.fromkeys(entry.section if entry.kind == "model" else entry.kind for entry in found))
     return f"{plural(len(found), 'tensor')} elsewhere: {spelled('section')} {' or '.join(kinds)}" if found else ""
 
 
@@ -97,6 +100,13 @@ def parts_of(ck: Checkpoint, selection: Selection, per_rank: bool = False) -> li
     chosen = tensors_chosen(ck, selection)
     wholes = [MeasuredPart(entry.name, entry.section, entry.value, kind=entry.kind) for entry in chosen]
     return [part for whole in wholes for part in of_each_rank(whole)] if per_rank else wholes
+
+
+def parts_of_models(ck: Checkpoint, models: Iterable[Section]) -> list[MeasuredPart]:
+    """Make parts of the tensors of some models; of every tensor of a checkpoint without a model."""
+    names = {section.name for section in models}
+    entries = (e for e in tensor_entries(ck) if not names or (e.kind == "model" and e.section in names))
+    return [MeasuredPart(entry.name, entry.section, entry.value, kind=entry.kind) for entry in entries]
 
 
 def of_each_rank(whole: MeasuredPart) -> list[MeasuredPart]:

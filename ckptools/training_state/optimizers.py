@@ -17,11 +17,13 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import NumpyScalar, describe_for_error
 from ckptools.option import spelled
 from ckptools.text import KeyPath, clip_middle, fqn_of, plural
+from ckptools.training_state.roles import candidates
 from ckptools.training_state.sections import (
     STATE,
     flat_key,
     free_name,
     is_flat_optimizer,
+    sections_of,
     sections_of_kind,
     storage_identity,
 )
@@ -505,6 +507,23 @@ def _held(tensor: Tensor) -> dict[int | None, int]:
     return counts
 
 
+def fits(optimizer: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
+    """Whether an optimizer, whose state dict is `nested`, may be that of a model: by its names, or by its shapes.
+
+    Every name is one of the model's, with the shape of its moments; or every number has a place in the model's order.
+    """
+    state = optimizer["state"]
+    ids = [i for group in numbered_groups(optimizer) for i in group]
+    if not ids or not state:
+        return False
+    names = _stated_names(optimizer, ids, None)
+    if names is None:
+        return misfit(optimizer, model) is None
+    spelled = aligned(names, model)
+    pairs = ((only_shape(state.get(i), True), model[fqn]) for i, fqn in spelled.items())
+    return bool(spelled) and all(shape is None or shape == getattr(t, "shape", None) for shape, t in pairs)
+
+
 # -- optimizers --------------------------------------------------------------------------------------------------------
 
 
@@ -606,12 +625,14 @@ def optimizers_of(checkpoint: Checkpoint) -> Mapping[str, Optimizer]:
 
 
 def _described(checkpoint: Checkpoint) -> dict[str, Optimizer]:
-    models = [section.value for section in sections_of_kind(checkpoint, "model")]
-    model = model_for_names(models, checkpoint.module_order)
-    order = believed(checkpoint.module_order, model or {})
+    models = [section.value for section in candidates(sections_of(checkpoint))]
+    only = model_for_names(models, checkpoint.module_order)
     found: dict[str, Optimizer] = {}
     for section in sections_of_kind(checkpoint, "optimizer"):
         name, value = fqn_of(section.path[-1:]) or "optimizer", nested(section.value)
+        fitting = [one for one in models if fits(value, one)] if only is None else []
+        model = fitting[0] if len(fitting) == 1 else only
+        order = believed(checkpoint.module_order, model or {})
         naming = name_with(value, model, order, checkpoint.names_given)
         state = {naming.names.get(i, i): entry for i, entry in value["state"].items()}
         groups = [

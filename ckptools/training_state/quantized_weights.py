@@ -411,7 +411,7 @@ def quantization_problems(ck: Checkpoint) -> Iterator[Problem]:
     if lost or (ck.provenance is not None and ck.provenance.left_out):
         return
     models = sections_of_kind(ck, "model")
-    dicts = ((fqn_of((*s.path, *path)), node) for s in models for path, node in nodes_in(s.value, (dict,)))
+    dicts = ((fqn_of(s.place_of(path)), node) for s in models for path, node in nodes_in(s.value, (dict,)))
     apart = [problem for name, node in dicts for problem in _apart(ck, name, node)]
     yield from apart or _unlike_config(ck, models)
 

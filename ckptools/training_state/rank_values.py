@@ -152,7 +152,7 @@ class Shared:
         self._shapes = {
             str(path[-1]): tensor.shape
             for s in self._strict
-            for path, tensor in (tensors_in(s.value) if s.kind == "model" else ())
+            for path, tensor in (tensors_in(s.value) if s.kind == "model" and not s.keys else ())
             if path
         }
         self._copies = {path for s in others for path in self._copies_in(s)}

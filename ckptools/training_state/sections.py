@@ -18,7 +18,7 @@ from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import Rows, displayed, to_dict
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Lost, NumpyArray, Opaque, children_of, nodes_in, tensors_in
-from ckptools.text import KeyPath, clip_middle, fqn_of, plural, size
+from ckptools.text import Key, KeyPath, clip_middle, fqn_of, plural, size
 
 # -- count the tensors of a section: elements, bytes and dtypes, tied weights once -------------------------------------
 
@@ -170,18 +170,28 @@ MAX_SECTION_DEPTH = 5
 
 @displayed
 class Section(NamedTuple):
-    """A part of a checkpoint; its name is the path without uninformative leading keys: `optimizers.AdamW`, `model`."""
+    """A part of a checkpoint; its name is the path without uninformative leading keys: `optimizers.AdamW`, `model`.
+
+    Attributes:
+        keys: key in the tree by key of `value`, where they differ: a list of tensors is a model by name here.
+    """
 
     kind: SectionKind
     name: str
     path: KeyPath
     value: Any
+    keys: Mapping[str, Key] = {}
 
     def holds(self, path: KeyPath) -> bool:
         """Whether a key path of the tree leads into this section; a model at the root has only some of its keys."""
         n = len(self.path)
         inside = path[:n] == self.path
-        return inside and (len(path) == n or not isinstance(self.value, Mapping) or path[n] in self.value)
+        mine = self.keys.values() if self.keys else self.value
+        return inside and (len(path) == n or not isinstance(self.value, Mapping) or path[n] in mine)
+
+    def place_of(self, path: KeyPath) -> KeyPath:
+        """The key path in the tree of a value of this section."""
+        return (*self.path, *(self.keys.get(key, key) for key in path[:1]), *path[1:])
 
     def to_dict(self) -> dict[str, Any]:
         """The section's name, kind and size."""
@@ -216,16 +226,7 @@ def tensors_of(sections: Iterable[Section]) -> Iterator[tuple[KeyPath, Tensor]]:
     """Yield every tensor in some sections, with its key path in the tree."""
     for section in sections:
         for path, tensor in tensors_in(section.value):
-            yield (*section.path, *path), tensor
-
-
-def model_of(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """The model's state dict: fqn to lazy tensor. With several models, names are prefixed with the section."""
-    models = sections_of_kind(checkpoint, "model")
-    if len(models) == 1:
-        only: Mapping[str, Any] = models[0].value
-        return only
-    return {f"{s.name}.{k}": v for s in models for k, v in s.value.items()}
+            yield section.place_of(path), tensor
 
 
 def schedulers_of(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -318,6 +319,10 @@ def _sections(path: KeyPath, node: Any) -> Iterator[Section]:
             for key, child in children:
                 yield from _sections((*path, key), child)
             return
+    if kind == "model" and isinstance(node, list):
+        numbers = {str(number): number for number in range(len(node))}
+        yield Section(kind, section_name(path), path, dict(zip(numbers, node, strict=True)), numbers)
+        return
     yield Section(kind or "other", section_name(path), path, node)
 
 
@@ -339,7 +344,20 @@ def _kind(path: KeyPath, node: Any) -> SectionKind | None:
         return "scheduler"
     if (path and isinstance(path[-1], str) and path[-1].lower() in RNG_WORDS) or generator_of(node):
         return "rng"
-    return "model" if path and _is_model(path, node) else None
+    return "model" if path and (_is_model(path, node) or _is_shadow_list(path, node)) else None
+
+
+SHADOW_LISTS = ("shadow_params", "ema_params")
+
+
+def _is_shadow_list(path: KeyPath, node: Any) -> bool:
+    """Whether a value is the list of averaged parameters that an EMA without names saves.
+
+    Source: diffusers/training_utils.py, `EMAModel.state_dict`; torch_ema/ema.py, `ExponentialMovingAverage.state_dict`,
+    whose `collected_params` are a copy of the trained ones. `ema_params` is what scripts of their own call it.
+    """
+    named = path[-1] in SHADOW_LISTS and isinstance(node, list) and len(node) > 0
+    return named and all(isinstance(value, Tensor) and is_floating(value.dtype) for value in node)
 
 
 def is_optimizer(node: Any) -> bool:

@@ -15,7 +15,6 @@ from ckptools.errors import CkptoolsError, DamagedError, NotWholeError, ReadErro
 from ckptools.files.opening import OpenFiles, location
 from ckptools.formats.open import with_all_ranks
 from ckptools.formats.shared.checkpoint_builder import KINDS
-from ckptools.keys.entries import EVERYTHING
 from ckptools.keys.random_states import ByRank, Owner, random_states
 from ckptools.keys.value_digests import NUMBERS
 from ckptools.model.checkpoint import Checkpoint
@@ -34,6 +33,7 @@ from ckptools.tensor_io.copies import copies_without_checksums, equal_copies
 from ckptools.tensor_io.fetch_ahead import Progress, begin_stage, copies_of, in_ranks, no_progress, thread_count
 from ckptools.tensor_io.stream import shard_bytes
 from ckptools.text import few, first_few, fqn_of, plural
+from ckptools.training_state.models import with_every_model
 from ckptools.training_state.modules import module_problems
 from ckptools.training_state.optimizers import nested, optimizers_of
 from ckptools.training_state.sections import sections_of_kind
@@ -320,7 +320,8 @@ def verify(
     """
     started = time.perf_counter()
     codes = _codes(ignore)
-    ck = with_all_ranks(checkpoint)
+    whole = with_all_ranks(checkpoint)
+    ck = with_every_model(whole)
     with OpenFiles() as files:
         reading = _ByteChecks(files, thread_count(jobs), progress or no_progress)
         checks = [*_each(STRUCTURE, ck), *reading.bytes_of(ck, deep, values), reading.copies(ck)]
@@ -330,7 +331,7 @@ def verify(
         checks += _others(ck, checks)
     kept = Rows(without(check, codes) for check in checks)
     ignored = sum(len(check.problems) for check in checks) - sum(len(check.problems) for check in kept)
-    opened = ck.cost.seconds if ck is checkpoint else 0.0
+    opened = ck.cost.seconds if whole is checkpoint else 0.0
     found = [p for check in checks for p in check.problems if p.kind not in ELSEWHERE]
     found += [p for p in ck.problems if p.kind in ELSEWHERE]
     sums = next(check for check in checks if check.name == CHECKSUMS)
@@ -352,9 +353,10 @@ def bytes_to_verify(
     """Count the bytes that `verify` reports to `progress` with these arguments."""
     total = stored_bytes.bytes_to_read(ck, deep, values)
     if values:
-        from ckptools.stats.passes import parts_of
+        from ckptools.stats.passes import parts_of_models
 
-        total += sum(part.nbytes for part in parts_of(ck, EVERYTHING))
+        models = sections_of_kind(with_every_model(ck), "model")
+        total += sum(part.nbytes for part in parts_of_models(ck, models))
     return total + (sum(tensor.nbytes for _, tensor in whole_tensors(ck)) if manifest is not None else 0)
 
 
@@ -506,10 +508,11 @@ class _ByteChecks:
             why = "values were never written to the disk, and read as zeros"
             return [not_judged(name, why) for name in (IN_RANGE, IN_LINE)]
         from ckptools.stats.figures import statistics
-        from ckptools.stats.passes import parts_of
+        from ckptools.stats.passes import parts_of_models
 
         begin_stage(self.progress, IN_RANGE)
-        found = statistics(ck.path, parts_of(ck, EVERYTHING), False, self.jobs, self.progress)
+        parts = parts_of_models(ck, sections_of_kind(ck, "model"))
+        found = statistics(ck.path, parts, False, self.jobs, self.progress)
         odd = [one for one in found.suspects if one.what != "not finite"]
         kinds = {"all zero": Code.ZEROS, "zeros": Code.ZEROS}
         problems: dict[bool, list[Problem]] = {True: [], False: []}

@@ -31,8 +31,9 @@ from ckptools.tensor_io.fetch_ahead import Part, copies_of, fetched_runs
 from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.tensor_io.stream import MANIFEST_SCHEMA, file_digest, tensor_digest
 from ckptools.text import and_more, duration, few, fqn_of, plural, size
+from ckptools.training_state.models import chosen_models
 from ckptools.training_state.rank_values import RankValues, Shared
-from ckptools.training_state.sections import sections_of, sections_of_kind, tensors_of
+from ckptools.training_state.sections import sections_of, tensors_of
 from ckptools.verify.record import Check, judged, not_judged
 
 MAX_NAMED = 5
@@ -468,8 +469,8 @@ def read_manifest(path: Path) -> tuple[Mapping[str, ListedTensor], Mapping[str, 
 
 
 def whole_tensors(ck: Checkpoint) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor by its name in the tree; tensors of a single model also by fqn, as in a bare state dict."""
-    models = sections_of_kind(ck, "model")
+    """Yield every tensor by its name in the tree; tensors of the model to look at also by fqn."""
+    models = chosen_models(ck)
     for path, tensor in tensors_in(models[0].value) if len(models) == 1 else ():
         yield fqn_of(path), tensor
     for path, tensor in tensors_in(ck.tree):

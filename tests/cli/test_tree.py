@@ -71,7 +71,10 @@ def test_a_stream_without_box_characters_gets_ascii():
     assert b"\n|- " in done.stdout and b"\\u" not in done.stdout and done.stdout.isascii()
 
 
-def test_of_two_models_each_has_its_name_before_its_keys(tmp_path):
+@pytest.mark.parametrize(
+    "words, prefixes", [((), ["", "disc"]), (("--model", "all"), ["gen", "disc"]), (("--model", "disc"), [""])]
+)
+def test_every_model_but_the_one_that_is_looked_at_has_its_name_before_its_keys(tmp_path, words, prefixes):
     torch.save({"gen": {"w": torch.ones(2)}, "disc": {"w": torch.ones(3)}}, tmp_path / "two.pt")
-    done = CliRunner().invoke(app, ["tree", str(tmp_path / "two.pt"), "--json"])
-    assert [section["prefix"] for section in json.loads(done.stdout)["sections"]] == ["gen", "disc"]
+    done = CliRunner().invoke(app, ["tree", str(tmp_path / "two.pt"), "--json", *words])
+    assert [section["prefix"] for section in json.loads(done.stdout)["sections"]] == prefixes

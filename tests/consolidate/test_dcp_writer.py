@@ -251,10 +251,10 @@ def test_an_optimizer_of_which_the_source_itself_has_names_and_numbers_is_refuse
 
 
 def test_several_models_keep_their_own_places(tmp_path):
-    states = {"actor": {"w": torch.ones(2), "b": torch.ones(1)}, "critic": {"w": torch.ones(3), "b": torch.ones(1)}}
+    states = {"encoder": {"w": torch.ones(2), "b": torch.ones(1)}, "decoder": {"w": torch.ones(3)}}
     torch.save(states, tmp_path / "x.pt")
     ckptools.consolidate(tmp_path / "x.pt", tmp_path / "x.dcp")
-    assert set(flat(tmp_path / "x.dcp")) == {"actor.w", "actor.b", "critic.w", "critic.b"}
+    assert set(flat(tmp_path / "x.dcp")) == {"encoder.w", "encoder.b", "decoder.w"}
 
 
 def test_a_bare_state_dict_is_the_model(tmp_path):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ckptools.cli.options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
-from ckptools.cli.printing import answered_in_json, arranged, opened, remark, show_answer
+from ckptools.cli.printing import answered_in_json, arranged, opened, remark, remark_model, show_answer
 from ckptools.cli.progress import Progress
 from ckptools.errors import ReadError, UsageError
 from ckptools.option import option
@@ -68,6 +68,7 @@ def stats(
     answer = replace(found, rows=arranged(found.rows, rows))
     show_answer(form, "stats", answer, answer.rows, lambda a, screen: _text(a, screen, rows))
     remark(f"\n{size(found.bytes_read)} of values read in {duration(found.seconds)}, checksums not compared")
+    remark_model(checkpoint)
     if found.incomplete:
         remark(f"why not all of it: ckptools verify {command_arguments(checkpoint) or 'FILES'}")
     if not found.tensors:

@@ -46,8 +46,9 @@ from ckptools.model.tree import Global, Size, TorchName
 from ckptools.option import spelled
 from ckptools.tensor_io.slicing import RowBlock, split_rows
 from ckptools.text import KeyPath, first_few, fqn_of, plural
+from ckptools.training_state.models import chosen_models
 from ckptools.training_state.optimizers import Naming, ddp_prefix, give_names, group_ids, without_wrappers
-from ckptools.training_state.sections import GROUPS, STATE, Section, is_flat_optimizer, sections_of_kind
+from ckptools.training_state.sections import GROUPS, STATE, Section, is_flat_optimizer
 
 # -- the tree of a DCP folder as torch's state_dict API expects it for training, and its flattened names ---------------
 # The tree is that of torch.distributed.checkpoint.state_dict: `model` for `set_model_state_dict`, `optimizer` for
@@ -195,10 +196,12 @@ def _descended(node: list[Any] | tuple[Any, ...]) -> bool:
 
 
 def _moves(selection: OutputContents, out: Path) -> list[_Move]:
-    """The model and the optimizer to move; if there are several of a kind, each keeps its place."""
-    moves = []
+    """The trained model and the optimizer to move; if there are several of a kind, each keeps its place."""
+    moves, chosen = [], {section.path for section in chosen_models(selection.source)}
     for kind in ("model", "optimizer"):
         places = [(s, at) for s, at in selection.places if s.kind == kind]
+        if kind == "model" and len(places) > 1:
+            places = [(s, at) for s, at in places if s.path in chosen]
         if len(places) == 1:
             section, at = places[0]
             naming = _of_one_kind(naming_of(selection, section), section, out)
@@ -222,7 +225,7 @@ def _of_one_kind(naming: Naming, section: Section, out: Path) -> Naming:
 
 def _unwrapping(selection: OutputContents, section: Section) -> Callable[[str], str]:
     """The function that removes wrappers from names; a leading `module` only if every name of the model has it."""
-    models = sections_of_kind(selection.source, "model")
+    models = chosen_models(selection.source)
     names = [selection.renamed.get(name, name) for name in models[0].value] if len(models) == 1 else []
     if not names and section.kind == "optimizer":
         names = list(naming_of(selection, section).names.values())

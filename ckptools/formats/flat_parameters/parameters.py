@@ -64,6 +64,7 @@ from ckptools.training_state.optimizers import (
     order_of,
     without_wrappers,
 )
+from ckptools.training_state.roles import candidates
 from ckptools.training_state.sections import find_sections, is_flat_optimizer
 
 
@@ -434,7 +435,7 @@ def resolve_flat_shards(
         RefusedError: the given names do not fit.
     """
     sections = find_sections(tree)
-    models = [s.value for s in sections if s.kind == "model"]
+    models = [s.value for s in candidates(sections)]
     optimizers = {s.path: s.value for s in sections if s.kind == "optimizer"}
     local = [m for m in models if any(map(is_flat_parameter, m))]
     if len(local) == 1 and _take_apart(local[0], list(optimizers.values()), shapes, by_name, all_ranks, given):

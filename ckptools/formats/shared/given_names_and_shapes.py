@@ -36,6 +36,7 @@ from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import describe_for_error
 from ckptools.option import spelled
+from ckptools.training_state.models import trained_or_all
 from ckptools.training_state.optimizers import AS_WRITTEN, BY_UNIT, believed, group_ids, optimizers_of
 from ckptools.training_state.sections import is_flat_optimizer, sections_of_kind, storage_identity
 
@@ -87,7 +88,7 @@ def shapes_from_checkpoint(checkpoint: Checkpoint, path: Path) -> Shapes:
     Raises:
         UsageError: it has no model, several, or one whose shapes are unknown too.
     """
-    models = sections_of_kind(checkpoint, "model")
+    models = trained_or_all(checkpoint)
     if len(models) != 1:
         raise UsageError(path, f"holds {len(models)} models; {spelled('shapes')} needs something that holds one")
     tensors = {k: t for k, t in models[0].value.items() if isinstance(t, Tensor)}
@@ -201,7 +202,7 @@ def names_from_checkpoint(checkpoint: Checkpoint, path: Path) -> GivenNames:
         UsageError: it has no names, or not in the module's order.
     """
     listed = _of_optimizer(checkpoint)
-    models = sections_of_kind(checkpoint, "model")
+    models = trained_or_all(checkpoint)
     model: Mapping[str, Any] = models[0].value if len(models) == 1 else {}
     order = believed(checkpoint.module_order, model)
     if not listed and len(models) != 1:

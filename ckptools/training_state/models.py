@@ -1,0 +1,255 @@
+"""Decide which of a checkpoint's models is meant: the one that the user names, else the trained one.
+
+Many runs carry an average of the weights, a teacher, a reference or a critic beside the model that they train. The
+trained one is found, in this order: its layout says so; it is the only one without a role, and no optimizer's states
+fit another alone; its parameters are those that the optimizer's states fit. If none of these decides, the user has to.
+
+Some averages are saved without names, as a list in the order of `model.parameters()`, or with a wrapper's names. They
+get the names of the trained model, where only one reading is possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ckptools.errors import UsageError
+from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.records import Rows
+from ckptools.model.tensor import Tensor
+from ckptools.option import spelled
+from ckptools.text import KeyPath, few, plural, printable
+from ckptools.training_state.optimizers import Naming, believed, fits, name_parameters, nested
+from ckptools.training_state.roles import TRAINED, candidates, role_of
+from ckptools.training_state.sections import Section, sections_of, sections_of_kind
+
+ALL = "all"
+"""The name that stands for every model."""
+
+BUFFERS = ("running_mean", "running_var")
+"""Buffers of a normalization, which are no parameters. Source: torch/nn/modules/batchnorm.py, `_NormBase`."""
+
+
+class Model(NamedTuple):
+    """A model of a checkpoint.
+
+    Attributes:
+        section: its section, with the names of parameters where the file has numbers or a wrapper's names.
+        role: `trained`, `ema`, `teacher`, `reference`, `critic`, `discriminator` …; "" if it is the only model, or if
+            no role is proven.
+        note: how its tensors got their names, or why they have none; "" if the file has them.
+    """
+
+    section: Section
+    role: str
+    note: str = ""
+
+
+class _Found(NamedTuple):
+    """The models of a checkpoint, and why one of them is the trained one; "" if none is, or if it is the only one."""
+
+    models: tuple[Model, ...]
+    why: str
+
+
+def models_of(ck: Checkpoint) -> tuple[Model, ...]:
+    """Every model of a checkpoint with its role, in the order of the file."""
+    return _found(ck).models
+
+
+def chosen_models(ck: Checkpoint) -> Rows[Section]:
+    """The models that the user named, else the trained one; none if the checkpoint has none or if none is proven.
+
+    Raises:
+        UsageError: the user named a model that is not there.
+    """
+    models, wanted = models_of(ck), _wanted(ck)
+    if wanted == ALL or (len(models) < 2 and not wanted):
+        return Rows(model.section for model in models)
+    named = [m for m in models if wanted == m.section.name] or [m for m in models if wanted == m.role]
+    if wanted and len(named) != 1:
+        there = few([_called(model) for model in models], 20) or "none"
+        many = f"{plural(len(named), 'model')} of this role" if named else "no such model"
+        raise UsageError(ck.path, f"{spelled('model', wanted)}: {many}; it holds {there}")
+    return Rows(model.section for model in named or models if wanted or model.role == TRAINED)
+
+
+def the_models(ck: Checkpoint) -> Rows[Section]:
+    """The model to look at, as `chosen_models`; several only where the user asked for all of them.
+
+    Raises:
+        UsageError: the user named a model that is not there; or has to choose one of several.
+    """
+    found = chosen_models(ck)
+    if not found and models_of(ck):
+        names = [model.section.name for model in models_of(ck)]
+        ways = f"{spelled('model', names[0])} takes one, {spelled('model', ALL)} all"
+        held = f"holds {len(names)} models, and nothing says which one was trained"
+        raise UsageError(ck.path, f"{held}: {few([_called(model) for model in models_of(ck)], 20)}; {ways}")
+    return found
+
+
+def trained_model(ck: Checkpoint) -> Section | None:
+    """The trained model, whatever the user named; None if the checkpoint has none, or several and none is proven."""
+    models = models_of(ck)
+    return next((model.section for model in models if len(models) == 1 or model.role == TRAINED), None)
+
+
+def trained_or_all(ck: Checkpoint) -> Sequence[Section]:
+    """The trained model alone; every model if none is proven to be the trained one."""
+    trained = trained_model(ck)
+    return sections_of_kind(ck, "model") if trained is None else (trained,)
+
+
+def with_every_model(ck: Checkpoint) -> Checkpoint:
+    """The checkpoint as if the user had named no model."""
+    named = ck.options is not None and ck.options.model is not None
+    return replace(ck, options=replace(ck.options, model=None)) if named else ck
+
+
+def listed_sections(ck: Checkpoint) -> list[Section]:
+    """Every section, for commands that list what is there; where the user named a model, without the others."""
+    models = {section.path: section for section in chosen_models(ck)} if _wanted(ck) else _by_path(ck)
+    return [
+        models[s.path] if s.kind == "model" else s for s in sections_of(ck) if s.kind != "model" or s.path in models
+    ]
+
+
+def role_of_model(ck: Checkpoint, section: Section) -> str:
+    """The role of a section that is a model among several; "" for any other."""
+    mine = (m.role for m in models_of(ck) if section.kind == "model" and m.section.path == section.path)
+    return next(mine, "")
+
+
+def role_words(ck: Checkpoint, section: Section) -> str:
+    """The role of a model among several, and how its tensors got their names, in words."""
+    note = next((m.note for m in models_of(ck) if m.section.path == section.path), "")
+    return "; ".join(filter(None, (role_of_model(ck, section), note)))
+
+
+def _by_path(ck: Checkpoint) -> dict[KeyPath, Section]:
+    return {model.section.path: model.section for model in models_of(ck)}
+
+
+def prefix_of(ck: Checkpoint, section: Section) -> str:
+    """The beginning of the names of a section's keys: "" for the one model that is looked at."""
+    chosen = chosen_models(ck) if section.kind == "model" else ()
+    return "" if len(chosen) == 1 and chosen[0].path == section.path else section.name
+
+
+def model_of(ck: Checkpoint) -> Mapping[str, Any]:
+    """The model's state dict: fqn to lazy tensor. With several models, names are prefixed with the section.
+
+    Raises:
+        UsageError: as in `the_models`.
+    """
+    models = the_models(ck)
+    if len(models) == 1:
+        only: Mapping[str, Any] = models[0].value
+        return only
+    return {f"{s.name}.{k}": v for s in models for k, v in s.value.items()}
+
+
+def note_on_choice(ck: Checkpoint) -> str:
+    """One line on a model that was chosen among several, and how to choose another; "" if there was no choice."""
+    models, chosen = models_of(ck), chosen_models(ck)
+    if len(models) < 2 or len(chosen) != 1:
+        return ""
+    mine = next(model for model in models if model.section.path == chosen[0].path)
+    if _wanted(ck):
+        return f"model: {_called(mine)}" + (f"; {mine.note}" if mine.note else "")
+    others = [printable(model.section.name) for model in models if model is not mine]
+    rest = "the other" if len(others) == 1 else f"another, of {few(others)}"
+    why = f"{TRAINED}: {_found(ck).why}"
+    return f"model: {printable(mine.section.name)} ({why}); {spelled('model', others[0])} takes {rest}"
+
+
+def _wanted(ck: Checkpoint) -> str:
+    return (ck.options.model if ck.options is not None else None) or ""
+
+
+def _called(model: Model) -> str:
+    name = printable(model.section.name)
+    return f"{name} ({model.role})" if model.role not in ("", name) else name
+
+
+# -- the trained model -------------------------------------------------------------------------------------------------
+
+
+def _found(ck: Checkpoint) -> _Found:
+    if "models" not in ck.worked_out:
+        ck.worked_out["models"] = _judged(ck)
+    found: _Found = ck.worked_out["models"]
+    return found
+
+
+def _judged(ck: Checkpoint) -> _Found:
+    sections = sections_of(ck)
+    models = [s for s in sections if s.kind == "model"]
+    if len(models) < 2:
+        return _Found(tuple(_with_names(ck, s, "", None) for s in models), "")
+    trained, why = _trained(sections)
+    roles = (TRAINED if s is trained else role_of(s, sections).replace(TRAINED, "") for s in models)
+    return _Found(tuple(_with_names(ck, s, r, trained) for s, r in zip(models, roles, strict=True)), why)
+
+
+def _trained(sections: Sequence[Section]) -> tuple[Section | None, str]:
+    """The trained one of several models, and why; None if nothing proves one."""
+    models, left = [s for s in sections if s.kind == "model"], candidates(sections)
+    if len(left) == 1 and role_of(left[0], sections) == TRAINED:
+        return left[0], "Lightning's WeightAveraging saves the average as state_dict"
+    optimizers = [nested(s.value) for s in sections if s.kind == "optimizer"]
+    fitting = [s for s in models if any(fits(optimizer, s.value) for optimizer in optimizers)]
+    if len(left) == 1 and (not fitting or left[0] in fitting):
+        return left[0], "the only one without another role"
+    likely = [s for s in left if s in fitting] if len(left) > 1 else []
+    return (likely[0], "the optimizer's states fit it alone") if len(likely) == 1 else (None, "")
+
+
+# -- names for an average that has a wrapper's names, or none ----------------------------------------------------------
+
+
+def _with_names(ck: Checkpoint, section: Section, role: str, trained: Section | None) -> Model:
+    if section.keys:
+        return _listed(ck, section, role, trained)
+    if trained is None or section.path == trained.path:
+        return Model(section, role)
+    known = {name: t.shape for name, t in trained.value.items() if isinstance(t, Tensor)}
+    tensors = {name: t for name, t in section.value.items() if isinstance(t, Tensor) and str(name) not in known}
+    first = next((name for name, t in tensors.items() if t.shape), "")
+    wrapper = f"{first.partition('.')[0]}."
+    inside = {name.removeprefix(wrapper): name for name in section.value if name.startswith(wrapper)}
+    beside = [t for name, t in tensors.items() if not name.startswith(wrapper)]
+    same = all(getattr(section.value[own], "shape", None) == known.get(name) for name, own in inside.items())
+    if not inside or not same or inside.keys() != known.keys() or any(t.numel > 1 for t in beside):
+        return Model(section, role)
+    value = {name: section.value[own] for name, own in inside.items()}
+    return Model(section._replace(value=value, keys=inside), role, f"without the prefix {wrapper} of its wrapper")
+
+
+def _listed(ck: Checkpoint, section: Section, role: str, trained: Section | None) -> Model:
+    """Name the tensors of a list by the trained model's parameters, in its order; all of them, or none.
+
+    The list is treated as the state of an optimizer that numbers its parameters in the order of `model.parameters()`.
+    """
+    if trained is None or trained.keys:
+        return Model(section, role, f"{plural(len(section.keys), 'tensor')} by number, and no one model is beside it")
+    parameters = {
+        name: value
+        for name, value in trained.value.items()
+        if not (
+            name.rpartition(".")[2] in BUFFERS and f"{name.rpartition('.')[0]}.num_batches_tracked" in trained.value
+        )
+    }
+    state = {number: {"average": section.value[name]} for name, number in section.keys.items()}
+    order = believed(ck.module_order, trained.value)
+    optimizer = {"state": state, "param_groups": [{"params": list(state)}]}
+    naming: Naming = name_parameters(optimizer, parameters, order, trained.name)
+    floating = sum(isinstance(t, Tensor) and t.dtype.startswith(("float", "bfloat")) for t in parameters.values())
+    if naming.unnamed or len(state) > floating:
+        note = f"{plural(len(state), 'tensor')} by number, {trained.name} has {floating}: "
+        return Model(section, role, note + (naming.note or "they do not fit"))
+    names = {naming.names[number]: number for number in state}
+    value = {name: section.value[str(number)] for name, number in names.items()}
+    return Model(section._replace(value=value, keys=names), role, f"a list; {naming.note}")

@@ -1,0 +1,87 @@
+"""Recognise the role of a model beside others: an average of the weights, a teacher, a reference, a critic.
+
+A role is proven by a word in the section's path, by what a trainer's layout says, or by what a class of torch saves. It
+says that a model is not the trained one. The trained one itself is chosen in `models.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from ckptools.text import KeyPath
+from ckptools.training_state.sections import Section
+
+EMA, TRAINED = "ema", "trained"
+
+WORDS = {
+    **dict.fromkeys(("ema", "emas", "averaged", "average", "averaging", "swa", "shadow", "polyak"), EMA),
+    "teacher": "teacher",
+    **dict.fromkeys(("ref", "reference"), "reference"),
+    **dict.fromkeys(("critic", "critics"), "critic"),
+    **dict.fromkeys(("disc", "discriminator", "discriminators", "netd"), "discriminator"),
+    "target": "target",
+}
+"""Roles by words of a path: `model_ema`, `state_dict_ema`, `teacher`, `ref_policy`, `q_target`."""
+
+NETWORKS = frozenset(("model", "net", "network", "function", "fn", "head", "state"))
+VALUED = {"value": "critic", "reward": "reward"}
+"""Words that are a role only beside one of `NETWORKS`: `value_model`, `rewardNet`."""
+
+WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+
+def words_in(path: KeyPath) -> list[str]:
+    """The words of a key path in lower case: `model_ema`, `modelEMA` and `model.ema` have the same."""
+    return [word.lower() for key in path if isinstance(key, str) for word in WORD.findall(key)]
+
+
+def role_of(section: Section, sections: Sequence[Section]) -> str:
+    """The role of a model among the sections of its checkpoint; "" where none is proven."""
+    layout = _in_lightning(section, sections)
+    if layout:
+        return layout
+    words = words_in(section.path)
+    role = next((WORDS[word] for word in words if word in WORDS), "")
+    if not role and words[:1] == ["callbacks"]:
+        role = "callback"  # of Lightning, which saves their states beside the model's
+    if not role and NETWORKS.intersection(words):
+        role = next((VALUED[word] for word in words if word in VALUED), "")
+    if not role and section.path[-1:] in (("d",), ("D",)) and _has_a_generator(sections):
+        role = "discriminator"
+    return role or (EMA if is_averaged_model(section.value) else "")
+
+
+def _in_lightning(section: Section, sections: Sequence[Section]) -> str:
+    """The role that Lightning's `WeightAveraging` gives: it saves the average as `state_dict`, to be loaded elsewhere.
+
+    Source: lightning/pytorch/callbacks/weight_averaging.py, `on_save_checkpoint`.
+    """
+    if {("current_model_state",), ("state_dict",)} <= {s.path for s in sections if s.kind == "model"} and any(
+        s.path[:1] == ("averaging_state",) for s in sections
+    ):
+        return {("current_model_state",): TRAINED, ("state_dict",): EMA}.get(section.path, "")
+    return ""
+
+
+def _has_a_generator(sections: Sequence[Section]) -> bool:
+    """Whether a model is called `g` or `G`, as those of GANs beside `d`."""
+    return any(s.kind == "model" and s.path[-1:] in (("g",), ("G",)) for s in sections)
+
+
+def is_averaged_model(value: Mapping[str, object]) -> bool:
+    """Whether a state dict is of torch's `AveragedModel`: a module in `module`, and the buffer `n_averaged`.
+
+    Source: torch/optim/swa_utils.py, `AveragedModel.__init__`.
+    """
+    return "n_averaged" in value and all(name == "n_averaged" or name.startswith("module.") for name in value)
+
+
+def candidates(sections: Sequence[Section]) -> list[Section]:
+    """The models that may be the trained one: the one that the layout names, those without a role, or else all."""
+    models = [s for s in sections if s.kind == "model"]
+    roles = [role_of(s, sections) for s in models] if len(models) > 1 else []
+    for wanted in (TRAINED, ""):
+        if wanted in roles:
+            return [s for s, role in zip(models, roles, strict=True) if role == wanted]
+    return models
