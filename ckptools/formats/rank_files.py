@@ -65,6 +65,7 @@ from ckptools.training_state.optimizers import (
     model_for_names,
     name_with,
 )
+from ckptools.training_state.roles import candidates
 from ckptools.training_state.sections import Section, find_sections, is_flat_optimizer, is_optimizer
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def named_by_own_models(
     Raises:
         RefusedError: the given names do not fit a rank's model.
     """
-    of_model = [s.path for s in sections if s.kind == "model"]
+    of_model = [s.path for s in candidates(sections)]
     numbered = [s.path for s in sections if s.kind == "optimizer" and _is_numbered(merge.of_groups(s.path))]
     known = bool(of_model or given)
     optimizers = [path for path in numbered if in_parts or _number_their_own(merge.values(path), known)]
@@ -248,7 +249,7 @@ def _places(sections: Iterable[Section]) -> Iterator[tuple[str, KeyPath]]:
     """Yield the name and key path of each tensor of a model, and of each moment with the name of its parameter."""
     for section in sections:
         if section.kind == "model":
-            yield from ((key, (*section.path, key)) for key in section.value)
+            yield from ((key, section.place_of((key,))) for key in section.value)
         state = section.value.get("state") if section.kind == "optimizer" else None
         for key, entry in state.items() if isinstance(state, Mapping) else ():
             slots = entry.items() if isinstance(entry, Mapping) and isinstance(key, str) else ()

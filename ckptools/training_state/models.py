@@ -10,25 +10,23 @@ get the names of the trained model, where only one reading is possible.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ckptools.dtypes import is_floating
 from ckptools.errors import UsageError
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import Rows
 from ckptools.model.tensor import Tensor
 from ckptools.option import spelled
-from ckptools.text import KeyPath, few, plural, printable
-from ckptools.training_state.optimizers import Naming, believed, fits, name_parameters, nested
+from ckptools.text import few, plural, printable
+from ckptools.training_state.optimizers import FITS, believed, fits, name_parameters, nested
 from ckptools.training_state.roles import TRAINED, candidates, role_of
 from ckptools.training_state.sections import Section, sections_of, sections_of_kind
 
 ALL = "all"
 """The name that stands for every model."""
-
-BUFFERS = ("running_mean", "running_var")
-"""Buffers of a normalization, which are no parameters. Source: torch/nn/modules/batchnorm.py, `_NormBase`."""
 
 
 class Model(NamedTuple):
@@ -67,12 +65,14 @@ def chosen_models(ck: Checkpoint) -> Rows[Section]:
     models, wanted = models_of(ck), _wanted(ck)
     if wanted == ALL or (len(models) < 2 and not wanted):
         return Rows(model.section for model in models)
+    if not wanted:
+        return Rows(model.section for model in models if model.role == TRAINED)
     named = [m for m in models if wanted == m.section.name] or [m for m in models if wanted == m.role]
-    if wanted and len(named) != 1:
+    if len(named) != 1:
         there = few([_called(model) for model in models], 20) or "none"
         many = f"{plural(len(named), 'model')} of this role" if named else "no such model"
         raise UsageError(ck.path, f"{spelled('model', wanted)}: {many}; it holds {there}")
-    return Rows(model.section for model in named or models if wanted or model.role == TRAINED)
+    return Rows(model.section for model in named)
 
 
 def the_models(ck: Checkpoint) -> Rows[Section]:
@@ -110,10 +110,23 @@ def with_every_model(ck: Checkpoint) -> Checkpoint:
 
 def listed_sections(ck: Checkpoint) -> list[Section]:
     """Every section, for commands that list what is there; where the user named a model, without the others."""
-    models = {section.path: section for section in chosen_models(ck)} if _wanted(ck) else _by_path(ck)
-    return [
-        models[s.path] if s.kind == "model" else s for s in sections_of(ck) if s.kind != "model" or s.path in models
-    ]
+    every = [model.section for model in models_of(ck)]
+    models = {section.path: section for section in (chosen_models(ck) if _wanted(ck) else every)}
+    found = list[Section]()
+    for section in sections_of(ck):
+        if section.kind != "model":
+            found.append(section)
+        elif named := models.get(section.path):
+            found += [named, *_beside(section, named)]
+    return found
+
+
+def _beside(section: Section, named: Section) -> Iterator[Section]:
+    """What a wrapper saved beside the module whose names a model got, such as `n_averaged`."""
+    kept = {named.keys.get(key, key) for key in named.value}
+    for key in section.value if named.keys and not section.keys else ():
+        if key not in kept:
+            yield Section("other", f"{section.name}.{key}", section.place_of((key,)), section.value[key])
 
 
 def role_of_model(ck: Checkpoint, section: Section) -> str:
@@ -126,10 +139,6 @@ def role_words(ck: Checkpoint, section: Section) -> str:
     """The role of a model among several, and how its tensors got their names, in words."""
     note = next((m.note for m in models_of(ck) if m.section.path == section.path), "")
     return "; ".join(filter(None, (role_of_model(ck, section), note)))
-
-
-def _by_path(ck: Checkpoint) -> dict[KeyPath, Section]:
-    return {model.section.path: model.section for model in models_of(ck)}
 
 
 def prefix_of(ck: Checkpoint, section: Section) -> str:
@@ -154,12 +163,12 @@ def model_of(ck: Checkpoint) -> Mapping[str, Any]:
 def note_on_choice(ck: Checkpoint) -> str:
     """One line on a model that was chosen among several, and how to choose another; "" if there was no choice."""
     models, chosen = models_of(ck), chosen_models(ck)
-    if len(models) < 2 or len(chosen) != 1:
+    mine = next((model for model in models if len(chosen) == 1 and model.section.path == chosen[0].path), None)
+    if mine is None or (len(models) == 1 and not mine.note):
         return ""
-    mine = next(model for model in models if model.section.path == chosen[0].path)
-    if _wanted(ck):
+    if _wanted(ck) or len(models) == 1:
         return f"model: {_called(mine)}" + (f"; {mine.note}" if mine.note else "")
-    others = [printable(model.section.name) for model in models if model is not mine]
+    others = [printable(_shortest(model, models)) for model in models if model is not mine]
     rest = "the other" if len(others) == 1 else f"another, of {few(others)}"
     why = f"{TRAINED}: {_found(ck).why}"
     return f"model: {printable(mine.section.name)} ({why}); {spelled('model', others[0])} takes {rest}"
@@ -167,6 +176,12 @@ def note_on_choice(ck: Checkpoint) -> str:
 
 def _wanted(ck: Checkpoint) -> str:
     return (ck.options.model if ck.options is not None else None) or ""
+
+
+def _shortest(model: Model, models: Sequence[Model]) -> str:
+    """The shorter of a model's name and its role, if no other model has the role."""
+    alone = sum(other.role == model.role for other in models) == 1
+    return min(model.section.name, model.role, key=len) if alone and model.role else model.section.name
 
 
 def _called(model: Model) -> str:
@@ -235,21 +250,18 @@ def _listed(ck: Checkpoint, section: Section, role: str, trained: Section | None
     """
     if trained is None or trained.keys:
         return Model(section, role, f"{plural(len(section.keys), 'tensor')} by number, and no one model is beside it")
-    parameters = {
-        name: value
-        for name, value in trained.value.items()
-        if not (
-            name.rpartition(".")[2] in BUFFERS and f"{name.rpartition('.')[0]}.num_batches_tracked" in trained.value
-        )
-    }
-    state = {number: {"average": section.value[name]} for name, number in section.keys.items()}
+    state = {number: {"average": section.value[key]} for key, number in section.keys.items()}
     order = believed(ck.module_order, trained.value)
-    optimizer = {"state": state, "param_groups": [{"params": list(state)}]}
-    naming: Naming = name_parameters(optimizer, parameters, order, trained.name)
-    floating = sum(isinstance(t, Tensor) and t.dtype.startswith(("float", "bfloat")) for t in parameters.values())
-    if naming.unnamed or len(state) > floating:
-        note = f"{plural(len(state), 'tensor')} by number, {trained.name} has {floating}: "
-        return Model(section, role, note + (naming.note or "they do not fit"))
+    naming = name_parameters({"state": state, "param_groups": [{"params": list(state)}]}, trained.value, order)
+    if naming.unnamed:
+        why = FITS if order.kept else f"their shapes fit several or none, and {order.why}"
+        floating = sum(isinstance(t, Tensor) and is_floating(t.dtype) for t in trained.value.values())
+        held = f"a list of {plural(len(state), 'tensor')} without names; {trained.name} has {floating}"
+        return Model(section, role, f"{held} ({why})")
     names = {naming.names[number]: number for number in state}
     value = {name: section.value[str(number)] for name, number in names.items()}
-    return Model(section._replace(value=value, keys=names), role, f"a list; {naming.note}")
+    how = f"in the order of {trained.name}" if naming.assumed else "by their shapes"
+    note = f"a list, named {how}" + (" (shapes agree)" if naming.assumed else "")
+    rest = len(trained.value) - len(value)
+    note += f", without {plural(rest, 'other value')} that {trained.name} has" if rest else ""
+    return Model(section._replace(value=value, keys=names), role, note)

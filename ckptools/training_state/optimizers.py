@@ -405,15 +405,18 @@ def only_shape(entry: Any, pieces: bool) -> Ints | None:
 def _parameters(model: Mapping[str, Any], wanted: int) -> tuple[Parameters, bool]:
     """Collect the possible parameters, and whether ranks have pieces of them.
 
-    Left out are tensors that are surely not parameters of their own: a name tied to an earlier one, and, if FSDP
-    sharded the model, unsharded tensors, because it shards every parameter and no buffer.
+    Left out are tensors that are surely not parameters of their own: a name tied to an earlier one; the statistics of a
+    normalization (torch/nn/modules/batchnorm.py, `_NormBase`); and, if FSDP sharded the model, unsharded tensors,
+    because it shards every parameter and no buffer.
     """
     candidates = [(fqn, t) for fqn, t in model.items() if isinstance(t, Tensor) and is_floating(t.dtype)]
     seen: set[Any] = set()
     own: list[tuple[str, Tensor]] = []
     for fqn, tensor in candidates:
         identity = storage_identity(tensor)
-        if identity is None or identity not in seen:
+        module, _, last = fqn.rpartition(".")
+        statistic = last in ("running_mean", "running_var") and f"{module}.num_batches_tracked" in model
+        if not statistic and (identity is None or identity not in seen):
             own.append((fqn, tensor))
         seen.add(identity)
     sharded = [c for c in own if c[1].sharded]

@@ -19,7 +19,7 @@ WORDS = {
     "teacher": "teacher",
     **dict.fromkeys(("ref", "reference"), "reference"),
     **dict.fromkeys(("critic", "critics"), "critic"),
-    **dict.fromkeys(("disc", "discriminator", "discriminators", "netd"), "discriminator"),
+    **dict.fromkeys(("disc", "discriminator", "discriminators"), "discriminator"),
     "target": "target",
 }
 """Roles by words of a path: `model_ema`, `state_dict_ema`, `teacher`, `ref_policy`, `q_target`."""
@@ -47,7 +47,7 @@ def role_of(section: Section, sections: Sequence[Section]) -> str:
         role = "callback"  # of Lightning, which saves their states beside the model's
     if not role and NETWORKS.intersection(words):
         role = next((VALUED[word] for word in words if word in VALUED), "")
-    if not role and section.path[-1:] in (("d",), ("D",)) and _has_a_generator(sections):
+    if not role and _letters(section) == ["d"] and any(_letters(s) == ["g"] for s in sections if s.kind == "model"):
         role = "discriminator"
     return role or (EMA if is_averaged_model(section.value) else "")
 
@@ -64,9 +64,9 @@ def _in_lightning(section: Section, sections: Sequence[Section]) -> str:
     return ""
 
 
-def _has_a_generator(sections: Sequence[Section]) -> bool:
-    """Whether a model is called `g` or `G`, as those of GANs beside `d`."""
-    return any(s.kind == "model" and s.path[-1:] in (("g",), ("G",)) for s in sections)
+def _letters(section: Section) -> list[str]:
+    """The words of a model's own name without those for any network: GANs are called `g` and `d`, `netG` and `netD`."""
+    return [word for word in words_in(section.path[-1:]) if word not in NETWORKS]
 
 
 def is_averaged_model(value: Mapping[str, object]) -> bool:
