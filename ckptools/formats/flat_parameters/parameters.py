@@ -435,21 +435,32 @@ def resolve_flat_shards(
         RefusedError: the given names do not fit.
     """
     sections = find_sections(tree)
-    models = [s.value for s in candidates(sections)]
+    likely = candidates(sections)
     optimizers = {s.path: s.value for s in sections if s.kind == "optimizer"}
-    local = [m for m in models if any(map(is_flat_parameter, m))]
-    if len(local) == 1 and _take_apart(local[0], list(optimizers.values()), shapes, by_name, all_ranks, given):
+    local = [s for s in sections if s.kind == "model" and any(map(is_flat_parameter, s.value))]
+    trained = [s for s in local if s in likely]
+    known = _shapes_by_name(optimizers.values(), by_name)
+    if len(trained) == 1 and _take_apart(trained[0].value, list(optimizers.values()), shapes, known, all_ranks, given):
+        for section in local:  # an average of the weights is flat like the model
+            if section is not trained[0] and not _take_apart(section.value, [], shapes, known, all_ranks, given):
+                _mark_local(section.value, _no_shapes())
         return True, {}, set()
-    for model in local:
-        _mark_local(model, _no_shapes())
+    for section in local:
+        _mark_local(section.value, _no_shapes())
     notes, assumed = dict[KeyPath, str](), set[str]()
-    model = models[0] if len(models) == 1 else None
+    model = likely[0].value if len(likely) == 1 else None
     for path, optimizer in optimizers.items():
         note = _resolve_optimizer(optimizer, model, all_ranks, given)
         if note:
             notes[path] = note
             assumed |= {name for names in group_ids(optimizer) for name in names}
     return bool(local), notes, assumed
+
+
+def _shapes_by_name(optimizers: Iterable[Mapping[str, Any]], otherwise: Shapes | None) -> Shapes | None:
+    """The shapes that the only optimizer with names states, if there is one."""
+    found = [named for o in optimizers if (named := shapes_by_name(o)) is not None]
+    return found[0] if len(found) == 1 else otherwise
 
 
 def _take_apart(
@@ -461,9 +472,8 @@ def _take_apart(
     given: GivenNames | None,
 ) -> bool:
     """Split a local state dict into parameters; if that fails and shapes were given, note the reason."""
-    found = [named for o in optimizers if (named := shapes_by_name(o)) is not None]
     try:
-        units = infer_flat_layout(model, shapes, found[0] if len(found) == 1 else by_name)
+        units = infer_flat_layout(model, shapes, by_name)
     except UnknownLayoutError as error:
         if shapes is not None:
             more = "" if all_ranks else f" (known from one rank only; try {spelled('all-ranks', True)})"
