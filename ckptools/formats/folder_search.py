@@ -23,6 +23,7 @@ from ckptools.formats.rank_search.rank_names import COMPRESSED, COUNTS_STEPS, is
 from ckptools.formats.registry import Format, recognised
 from ckptools.formats.shared.companions import is_companion
 from ckptools.formats.shared.several_checkpoints import ASTRAY, MAX_ENTRIES, Save, listed, names, several, tracker_in
+from ckptools.formats.step_files import is_another_part
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import describe_for_error, tensors_in
 from ckptools.option import spelled
@@ -328,7 +329,7 @@ class PathSearch(FolderSearch):
 
     def _is_file_of_one(self, path: Path) -> bool:
         """Whether a single file is a checkpoint."""
-        if is_companion(path) or not path.is_file():
+        if is_companion(path) or not path.is_file() or is_another_part(path):
             return False
         named = is_named_so(path)
         try:

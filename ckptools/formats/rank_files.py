@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -81,8 +81,8 @@ if TYPE_CHECKING:
 # missing file takes parameters with it, sizes may differ, and a param group has the entries of all ranks.
 
 NO_MODEL = (
-    "numbered rank by rank, with no model beside it: nothing proves that a number is one parameter on two ranks, so it "
-    "is not joined"
+    "numbered rank by rank, and no model of each rank is here: nothing proves that a number is one parameter on two "
+    "ranks, so it is not joined"
 )
 
 
@@ -151,13 +151,27 @@ def _is_numbered(optimizers: Mapping[int, Any]) -> bool:
 def _number_their_own(optimizers: Mapping[int, Any], is_known: bool) -> bool:
     """Whether one number may stand for another parameter on each rank.
 
-    It may if ranks number different counts. Without a model or names from the user, checksums decide: copies have
-    moments in common, stages have none.
+    It may if ranks number different counts. Without a model or names from the user, it may also if the moments of one
+    number are matrices on one rank and vectors on another, or by checksums: copies have moments in common, stages none.
     """
     if len({tuple(map(len, group_ids(optimizer))) for optimizer in optimizers.values()}) > 1:
         return True
+    if is_known:
+        return False
+    dimensions: dict[tuple[Any, str], int] = {}
+    for slot, count in chain.from_iterable(map(_dimensions, optimizers.values())):
+        if dimensions.setdefault(slot, count) != count:
+            return True
     sums = {frozenset(_stated_checksums(optimizer)) for optimizer in optimizers.values()}
-    return not is_known and len(sums) > 1 and all(one and not one & other for one, other in combinations(sums, 2))
+    return len(sums) > 1 and all(one and not one & other for one, other in combinations(sums, 2))
+
+
+def _dimensions(optimizer: Mapping[str, Any]) -> Iterator[tuple[tuple[Any, str], int]]:
+    """Yield the number of dimensions of each moment, by the parameter's number and the moment's name."""
+    for number, entry in optimizer["state"].items():
+        for slot, moment in entry.items() if isinstance(entry, Mapping) else ():
+            if isinstance(moment, Tensor) and moment.kind == "plain":
+                yield (number, slot), len(moment.shape)
 
 
 def _stated_checksums(optimizer: Mapping[str, Any]) -> Iterator[tuple[Any, str, int]]:
@@ -462,7 +476,8 @@ class _RankGroup:
         stated = stated_world_size(one.tree for one in self.read.saved.values())
         if stated is not None and found > 1:
             return Fact(stated, ("metadata",))
-        return Fact(found, ONLY_FOUND)
+        least = 1 + max(self.read.ranks.values())  # the lower ranks may have had files, or none
+        return Fact(max(found, least), ONLY_FOUND, at_least=least > found)
 
 
 def _may_be_flat(section: Section) -> bool:

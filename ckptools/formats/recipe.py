@@ -118,6 +118,14 @@ def stated(*path: str) -> Callable[[PartsBuilder], Fact]:
     return world_size
 
 
+def flattened_optimizer(flat: Mapping[str, Any], param_groups: Any) -> dict[str, Any]:
+    """The state of an optimizer whose moments are called `state/0/exp_avg`; other keys stay beside it."""
+    rest, state = dict(flat), dict[int, dict[str, Any]]()
+    for slot in filter(None, [re.fullmatch(r"state/(\d{1,9})/(.+)", str(name)) for name in flat]):
+        state.setdefault(int(slot[1]), {})[slot[2]] = rest.pop(slot[0])
+    return {**rest, "state": dict(sorted(state.items())), "param_groups": param_groups}
+
+
 def is_dcp(folder: Path) -> bool:
     """Whether a folder has the metadata of a finished DCP."""
     return folder.is_dir() and (folder / METADATA).is_file()

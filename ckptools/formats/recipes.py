@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.files.opening import head_at, is_plain_name, read_json
 from ckptools.formats.dcp.files import METADATA
-from ckptools.formats.recipe import Part, PartsBuilder, Recipe, stated
+from ckptools.formats.recipe import Part, PartsBuilder, Recipe, flattened_optimizer, stated
 from ckptools.formats.shared.checkpoint_builder import file_now
 from ckptools.model.facts import FILES_FOUND, Fact
 from ckptools.model.problems import Code, Problem
@@ -203,11 +202,8 @@ def lerobot_optimizer(parts: PartsBuilder, path: Path, key: str) -> None:
     for folder in own or [path]:
         at = path.name if folder == path else f"{path.name}/{folder.name}"
         parts.add(Part((f"{at}/{moments}",), key, PartsBuilder.add_weights, "error"))
-        flat, state = dict(parts.tree.pop(key, {})), dict[int, dict[str, Any]]()
-        for slot in filter(None, [re.fullmatch(r"state/(\d{1,9})/(.+)", name) for name in flat]):
-            state.setdefault(int(slot[1]), {})[slot[2]] = flat.pop(slot[0])
-        listed = parts.read_file(folder / groups, key)
-        made[folder] = {**flat, "state": dict(sorted(state.items())), "param_groups": listed or []}
+        flat = parts.tree.pop(key, {})
+        made[folder] = flattened_optimizer(flat, parts.read_file(folder / groups, key) or [])
     parts.tree[key] = made.get(path) or {folder.name: one for folder, one in made.items()}
 
 

@@ -117,6 +117,7 @@ FORMATS: tuple[Format, ...] = (
     Format("meta_llama", r"(^|/)consolidated\.\d+\.pth$"),
     Format("olmo_local", r"(^|/)(model|optim|train)(/|$)"),
     Format("fsdp_shards", r"(shard|rank)[-_]?\d"),
+    Format("step_files", r"\d[^/]*\.(pt|pth|safetensors|json)$|^(model|weights)\.|^(optim|opt|sched|meta|state|train)"),
     Format("model_parts", r"rank|shard|part|mp|tp|pp|model_\d", of_folders=True),
     RANK_FILES,
     Format("hugging_face", r"\.safetensors|\.bin|^adapter|^diffusion|^trainer_state\.json$"),

@@ -159,6 +159,8 @@ class RunSearch(FolderSearch):
     def _found(self, path: Path, opened: Opened, files: Sequence[Path] = ()) -> None:
         if path == self.root:
             path = _file_instead_of_folder(opened.facts) or path
+        if opened.facts.format == "step_files":  # any of its files opens it; the model's names it
+            path = opened.facts.path
         mine = _here(opened.facts)
         above = {folder for file in mine for folder in file.parents if folder.is_relative_to(self.root)}
         self.known |= {*files, *mine, *above} - {self.root}

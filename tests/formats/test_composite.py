@@ -172,6 +172,6 @@ def test_what_is_not_sure_to_be_one_checkpoint_is_none(step, change):
 
 
 def test_every_format_is_one_of_a_part_or_one_that_is_opened_by_itself():
-    around = {"nemo_automodel", "olmo_local", *(format_.NAME for format_ in FORMATS if format_.recipe)}
+    around = {"nemo_automodel", "olmo_local", "step_files", *(format_.NAME for format_ in FORMATS if format_.recipe)}
     known = {module.__name__.rpartition(".")[2] for module in (*composite.READERS, *composite.OWN)}
     assert {format_.NAME for format_ in FORMATS} == known | around | {"composite"}

@@ -186,7 +186,7 @@ def test_numbers_of_stages_without_their_models_are_kept_apart_and_no_rank_is_pr
     assert {key.rpartition(" of rank ")[2] for key in ck.optimizers["optimizer"].state} == {"0", "1"}
     assert {t.note for entry in ck.optimizers["optimizer"].state.values() for t in entry.values()} == {NO_MODEL}
     assert not any(problem.code == "CK105" for problem in ckptools.verify(ck, deep=True).problems)
-    with pytest.raises(NotWholeError, match="numbered rank by rank, with no model beside it") as refused:
+    with pytest.raises(NotWholeError, match="numbered rank by rank, and no model of each rank is here") as refused:
         ckptools.consolidate(folder, tmp_path / "all.pt")
     assert "prefer-rank" not in str(refused.value) and "--only model" not in str(refused.value)
 

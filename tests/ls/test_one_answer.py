@@ -155,7 +155,7 @@ def test_the_step_of_a_file_is_that_of_the_json_with_the_number_in_its_name(tmp_
             saved(tmp_path / f"optim_{step:06d}_rank{rank}.pt")
     steps = [ckptools.open(tmp_path / f"model_{step:06d}.pt").step.value for step in (5, 10, 15)]
     assert steps == [5, 10, None]
-    assert ckptools.open(tmp_path / "optim_000010_rank1.pt").step.sources == ("file name", "meta_000010.json")
+    assert ckptools.open(tmp_path / "optim_000010_rank1.pt").step.sources == ("file name", "meta.step")
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\0" * 900])
