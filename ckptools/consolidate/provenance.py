@@ -18,6 +18,7 @@ from ckptools.model.provenance import OTHER, Filled, LeftOut, Origin, Provenance
 from ckptools.model.regions import Box
 from ckptools.model.tree import tensors_in
 from ckptools.text import KeyPath, few, fqn_of, plural
+from ckptools.training_state.sections import sections_of_kind
 
 CODES = frozenset(code.code for code in Code)
 """Codes of problems: they are the keys of left-out values without a name."""
@@ -48,7 +49,7 @@ def record_of(
     never_there = [one for one in before.left_out if not one.lost] if before else []
     return Provenance(
         version=__version__,
-        part=selection.part,
+        part=_part(selection),
         sources=(origin_of(source), *(before.sources if before else ())),
         filled=tuple(_filled(selection, name_of)),
         left_out=(*(one._replace(why=_without_folder(one.why, source)) for one in named), *never_there),
@@ -56,6 +57,13 @@ def record_of(
         more_lost=before.more_lost if before else 0,
         unsure=tuple(_without_folder(problem.message, source) for problem in selection.unsure),
     )
+
+
+def _part(selection: OutputContents) -> str:
+    """The part of the source that an output holds; of a source with several models, also the name of the model."""
+    names = [section.name for section, _ in selection.places if section.kind == "model"]
+    which = selection.part == "model" and len(sections_of_kind(selection.source, "model")) > 1 and len(names) == 1
+    return f"model {names[0]}" if which else selection.part
 
 
 def origin_of(checkpoint: Checkpoint) -> Origin:

@@ -51,6 +51,7 @@ from ckptools.tensor_io.replicas import differing_boxes
 from ckptools.tensor_io.slicing import bands_of
 from ckptools.tensor_io.stream import tensor_bytes, tensor_digest
 from ckptools.text import common_prefix, few, plural, shape
+from ckptools.training_state.models import chosen_models
 from ckptools.training_state.sections import sections_of, sections_of_kind
 
 REGION = 1 << 24
@@ -251,11 +252,12 @@ def _measured(region: _Region, how: Reading) -> Measures | str:
 
 
 def is_output_of(a: Checkpoint, b: Checkpoint) -> bool:
-    """Whether A states that it is the whole model of B, and each has exactly one model."""
-    said = a.provenance
-    if said is None or said.part != "model" or said.filled or said.more_filled or said.sources[0].name != b.name:
+    """Whether A has one model, and states that it is the whole model of B that is looked at."""
+    said, models = a.provenance, chosen_models(b)
+    if said is None or said.filled or said.more_filled or said.sources[0].name != b.name or len(models) != 1:
         return False
-    return len(sections_of_kind(a, "model")) == len(sections_of_kind(b, "model")) == 1
+    part = f"model {models[0].name}" if len(sections_of_kind(b, "model")) > 1 else "model"
+    return said.part == part and len(sections_of_kind(a, "model")) == 1
 
 
 def difference_of_output(a: Checkpoint, b: Checkpoint, sides: tuple[Side, Side], reading: Reading) -> Difference | str:
@@ -282,7 +284,8 @@ def difference_of_output(a: Checkpoint, b: Checkpoint, sides: tuple[Side, Side],
     subject = SubjectRow("weights", verdict, len(rows) - len(different), len(different), 0, detail)
     proof = found.proof({name: tensor.dtype for name, tensor in mine.items()})
     notes = [rule.line for rule in found.rules] + [cut.line for cut in found.cut]
-    others = [section.name for section in sections_of(b) if section.kind != "model" and section.name]
+    model = chosen_models(b)[0]
+    others = [section.name for section in sections_of(b) if section.path != model.path and section.name]
     notes += [f"only in B, of which A is no output: {few(others)}"] if others else []
     notes += [f"only in B: {few(list(found.left))}: {plural(len(found.left), 'tensor')}"] if found.left else []
     return Difference(
@@ -292,7 +295,7 @@ def difference_of_output(a: Checkpoint, b: Checkpoint, sides: tuple[Side, Side],
 
 
 def _paired(a: Checkpoint, b: Checkpoint, reading: Reading) -> Pairing | str:
-    model = sections_of_kind(b, "model")[0].value
+    model = chosen_models(b)[0].value
     state = {str(name): once(value) for name, value in model.items() if isinstance(value, Tensor)}
     unread = next((name for name, tensor in state.items() if tensor.note), None)
     if unread is not None:

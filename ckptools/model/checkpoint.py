@@ -177,15 +177,17 @@ class Checkpoint:
     def model(self) -> Mapping[str, Any]:
         """The model's state dict: fqn to lazy tensor; of several models the trained one, or the one given to `open`.
 
-        With `model="all"`, names are prefixed with the section.
+        With `model="all"`, and if nothing says which one was trained, it has all, with names behind those of sections.
 
         Raises:
-            UsageError: there are several models, and nothing says which one was trained.
+            UsageError: the model given to `open` is not there.
         """
-        from ckptools.training_state.models import model_of, the_models
+        from ckptools.training_state.models import chosen_models, models_of
 
-        models = in_python(the_models)(self)
-        return StateDict(fqn_of(models[0].path) if len(models) == 1 else "", model_of(self))
+        models = in_python(chosen_models)(self) or Rows(model.section for model in models_of(self))
+        if len(models) == 1:
+            return StateDict(fqn_of(models[0].path), models[0].value)
+        return StateDict("", {f"{s.name}.{key}": value for s in models for key, value in s.value.items()})
 
     @cached_property
     def optimizers(self) -> Mapping[str, Optimizer]:

@@ -107,7 +107,8 @@ class Provenance:
 
     Attributes:
         version: version of the ckptools that wrote it.
-        part: the part of the source in the output: `model`, `optimizer`, `all`, or a glob of names.
+        part: the part of the source in the output: `model`, `optimizer`, `all`, or a glob of names; `model ema` if the
+            source has several models.
         sources: the checkpoint that it was made of, then the sources of that checkpoint, and so on.
         filled: tensors with values that were in no file.
         left_out: tensors and values that the output lacks.

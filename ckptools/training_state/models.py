@@ -10,13 +10,14 @@ get the names of the trained model, where only one reading is possible.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ckptools.dtypes import is_floating
 from ckptools.errors import UsageError
 from ckptools.model.checkpoint import Checkpoint
+from ckptools.model.problems import Code
 from ckptools.model.records import Rows
 from ckptools.model.tensor import Tensor
 from ckptools.option import spelled
@@ -76,12 +77,14 @@ def chosen_models(ck: Checkpoint) -> Rows[Section]:
 
 
 def the_models(ck: Checkpoint) -> Rows[Section]:
-    """The model to look at, as `chosen_models`; several only where the user asked for all of them.
+    """The model to look at, as `chosen_models`; several only if the user asked for all, or if each is a rank's slice.
 
     Raises:
         UsageError: the user named a model that is not there; or has to choose one of several.
     """
     found = chosen_models(ck)
+    if not found and any(problem.kind is Code.ONE_OF_SEVERAL for problem in ck.problems):
+        return Rows(model.section for model in models_of(ck))
     if not found and models_of(ck):
         names = [model.section.name for model in models_of(ck)]
         ways = f"{spelled('model', names[0])} takes one, {spelled('model', ALL)} all"
@@ -145,19 +148,6 @@ def prefix_of(ck: Checkpoint, section: Section) -> str:
     """The beginning of the names of a section's keys: "" for the one model that is looked at."""
     chosen = chosen_models(ck) if section.kind == "model" else ()
     return "" if len(chosen) == 1 and chosen[0].path == section.path else section.name
-
-
-def model_of(ck: Checkpoint) -> Mapping[str, Any]:
-    """The model's state dict: fqn to lazy tensor. With several models, names are prefixed with the section.
-
-    Raises:
-        UsageError: as in `the_models`.
-    """
-    models = the_models(ck)
-    if len(models) == 1:
-        only: Mapping[str, Any] = models[0].value
-        return only
-    return {f"{s.name}.{k}": v for s in models for k, v in s.value.items()}
 
 
 def note_on_choice(ck: Checkpoint) -> str:

@@ -220,7 +220,8 @@ def test_where_nothing_proves_one_the_user_is_asked_with_the_names(tmp_path, cas
         code, _, err = run(*words)
         assert code == 2 and f"--model {first} takes one, --model all all" in err and second in err
     with pytest.raises(UsageError, match=f"model='{first}' takes one"):
-        _ = ckptools.open(path).model
+        ckptools.open(path).stats()
+    assert {f"{first}.b.weight", f"{second}.b.weight"} <= ckptools.open(path).model.keys()
     assert not (tmp_path / "o.safetensors").exists()
     # What lists, checks or compares everything needs no choice.
     code, _, err = run("inspect", path)
@@ -260,3 +261,17 @@ def test_a_model_that_is_named_is_not_the_whole_tree(tmp_path):
     assert torch.load(tmp_path / "o.pt").keys() == Net().state_dict().keys()
     assert run("consolidate", path, "-o", tmp_path / "tree.pt")[0] == 0
     assert torch.load(tmp_path / "tree.pt").keys() == {"model", "ema"}
+
+
+@pytest.mark.parametrize("name", ["model", "ema"])
+def test_an_output_states_its_model_and_is_proven_to_be_that_model(tmp_path, name):
+    path = saved(tmp_path / "x.pt", {"model": Net(), "ema": Net(fill=1)})
+    words = ("--model", name) if name == "ema" else ()
+    assert (
+        run("consolidate", path, "-o", tmp_path / "o.safetensors", "--rename", "b=c", "--dtype", "bfloat16", *words)[0]
+        == 0
+    )
+    provenance = ckptools.open(tmp_path / "o.safetensors").provenance
+    assert provenance is not None and provenance.part == f"model {name}"
+    code, out, _ = run("diff", tmp_path / "o.safetensors", path, "--values", "--model", name)
+    assert code == 0 and "every element is B's" in out
