@@ -2,7 +2,8 @@
 
 Many runs carry an average of the weights, a teacher, a reference or a critic beside the model that they train. The
 trained one is found, in this order: its layout says so; it is the only one without a role, and no optimizer's states
-fit another alone; its parameters are those that the optimizer's states fit. If none of these decides, the user has to.
+fit another alone; the optimizer's states fit it alone; it alone has a key under which trainers save their model. If
+none of these decides, the user has to.
 
 Some averages are saved without names, as a list in the order of `model.parameters()`, or with a wrapper's names. They
 get the names of the trained model, where only one reading is possible.
@@ -23,7 +24,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.option import spelled
 from ckptools.text import few, plural, printable
 from ckptools.training_state.optimizers import FITS, believed, fits, name_parameters, nested
-from ckptools.training_state.roles import TRAINED, candidates, role_of
+from ckptools.training_state.roles import TRAINED, called_model, candidates, role_of
 from ckptools.training_state.sections import Section, sections_of, sections_of_kind
 
 ALL = "all"
@@ -208,8 +209,15 @@ def _trained(sections: Sequence[Section]) -> tuple[Section | None, str]:
     fitting = [s for s in models if any(fits(optimizer, s.value) for optimizer in optimizers)]
     if len(left) == 1 and (not fitting or left[0] in fitting):
         return left[0], "the only one without another role"
-    likely = [s for s in left if s in fitting] if len(left) > 1 else []
-    return (likely[0], "the optimizer's states fit it alone") if len(likely) == 1 else (None, "")
+    if len(left) == 1:
+        return None, ""
+    likely = [s for s in left if s in fitting]
+    if len(likely) == 1:
+        return likely[0], "the optimizer's states fit it alone"
+    called = called_model(left)
+    if len(called) == 1 and (not fitting or called[0] in fitting):
+        return called[0], "the only one under a model's usual key"
+    return None, ""
 
 
 # -- names for an average that has a wrapper's names, or none ----------------------------------------------------------

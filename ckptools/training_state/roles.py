@@ -21,12 +21,17 @@ WORDS = {
     **dict.fromkeys(("critic", "critics"), "critic"),
     **dict.fromkeys(("disc", "discriminator", "discriminators"), "discriminator"),
     "target": "target",
+    "best": "best",
+    "frozen": "frozen",
 }
 """Roles by words of a path: `model_ema`, `state_dict_ema`, `teacher`, `ref_policy`, `q_target`."""
 
 NETWORKS = frozenset(("model", "net", "network", "function", "fn", "head", "state"))
 VALUED = {"value": "critic", "reward": "reward"}
 """Words that are a role only beside one of `NETWORKS`: `value_model`, `rewardNet`."""
+
+MODEL_KEYS = ("model", "state_dict", "model_state_dict", "module", "net", "network")
+"""Keys under which trainers save the one model that they train."""
 
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
@@ -75,6 +80,13 @@ def is_averaged_model(value: Mapping[str, object]) -> bool:
     Source: torch/optim/swa_utils.py, `AveragedModel.__init__`.
     """
     return "n_averaged" in value and all(name == "n_averaged" or name.startswith("module.") for name in value)
+
+
+def called_model(sections: Sequence[Section]) -> list[Section]:
+    """The models among some that have one of `MODEL_KEYS`; all that are called a model or network, if more are."""
+    named = [s for s in sections if {"model", "net", "network", "module", "state"}.intersection(words_in(s.path[-1:]))]
+    exact = [s for s in named if s.path[-1] in MODEL_KEYS]
+    return exact if len(named) == 1 else named
 
 
 def candidates(sections: Sequence[Section]) -> list[Section]:

@@ -91,14 +91,14 @@ def test_what_holds_no_model_says_what_it_holds(tied, tmp_path):
 
 def test_of_several_models_one_is_chosen(tmp_path):
     state = {"w": torch.zeros(2), "v": torch.zeros(3)}
-    torch.save({"model": state, "other": {"w": torch.zeros(2)}}, tmp_path / "unsure.pt")
+    torch.save({"model": state, "model_1": {"w": torch.zeros(2)}}, tmp_path / "unsure.pt")
     torch.save({"model": state, "ema": {"w": torch.zeros(2)}}, tmp_path / "two.pt")
     save_file(state, tmp_path / "m.safetensors")
     code, _, err = run(tmp_path / "unsure.pt", "--to", tmp_path / "m.safetensors")
-    assert (code, "model, other; --model model takes one, --model all all" in err) == (2, True)
+    assert (code, "model, model_1; --model model takes one, --model all all" in err) == (2, True)
     assert run(tmp_path / "unsure.pt", "--to", tmp_path / "m.safetensors", "--section", "model")[0] == 0
     code, _, err = run(tmp_path / "m.safetensors", "--to", tmp_path / "unsure.pt")
-    assert (code, "unsure.pt: holds 2 models: model, other; choose one with --section" in err) == (2, True)
+    assert (code, "unsure.pt: holds 2 models: model, model_1; choose one with --section" in err) == (2, True)
     assert run(tmp_path / "two.pt", "--to", tmp_path / "m.safetensors")[0] == 0
     assert run(tmp_path / "two.pt", "--to", tmp_path / "m.safetensors", "--section", "model")[0] == 0
     assert run(tmp_path / "two.pt", "--to", tmp_path / "m.safetensors", "--section", "ema")[0] == 1

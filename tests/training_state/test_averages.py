@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -203,6 +205,40 @@ def test_a_sharded_average_is_joined_like_the_model(tmp_path, name, as_list):
     else:
         assert found and all(torch.equal(value, expected[key]) for key, value in found.items())
     assert as_list or found.keys() == whole.keys()
+
+
+HALVE = """
+import sys, torch, torch.distributed as dist
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+torch.set_grad_enabled(False)
+for rank, path in enumerate(sys.argv[1:]):
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=len(sys.argv) - 1)
+    content, ema = (torch.load(path, weights_only=False) for _ in range(2))
+    for value in ema["model"].values():
+        for shard in value.local_shards() if isinstance(value, ShardedTensor) else ():
+            shard.tensor.mul_(0.5)  # the parameters are views of these
+    torch.save({**content, "ema": ema["model"]}, path)
+    dist.destroy_process_group()
+"""
+"""Add an average to rank files with FSDP1's flat parameters, which torch loads in a process group only."""
+
+
+def test_an_average_of_flat_parameters_is_joined_like_the_model(tmp_path):
+    folder, name = tmp_path / "run", "torch2.6.0-fsdp1-local-w4"
+    shutil.copytree(FIXTURES / name, folder, ignore=shutil.ignore_patterns("truth*", "HOW.md", "shapes.json"))
+    files, shapes = sorted(folder.glob("*.pt")), FIXTURES / name / "shapes.json"
+    whole = {key: value.load() for key, value in ckptools.open(files[0], all_ranks=True, shapes=shapes).model.items()}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", HALVE, *files], check=True)
+    found = ckptools.open(files[0], all_ranks=True, shapes=shapes, model="ema").model
+    assert found.keys() == whole.keys()
+    halved_too = [key for key, value in found.items() if torch.equal(value.load(), whole[key] * 0.5)]
+    as_before = [key for key, value in found.items() if torch.equal(value.load(), whole[key])]
+    assert len(halved_too) > 5 and {*halved_too, *as_before} == whole.keys()
+    trained = ckptools.open(files[0], all_ranks=True, shapes=shapes).model
+    assert all(torch.equal(value.load(), whole[key]) for key, value in trained.items())
+    unplaced = ckptools.open(files[0], all_ranks=True, model="ema").model
+    assert any("holds no shapes to place it by" in value.note for value in unplaced.values())
 
 
 @pytest.mark.parametrize("as_list", [False, True])
