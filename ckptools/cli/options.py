@@ -152,10 +152,9 @@ class RunOptions(OpeningOptions):
 
     def of_run(self, command: str) -> dict[str, Any]:
         """Return the arguments to open each checkpoint of a run, refusing options for a single checkpoint."""
-        of_one = {"--ranks": self.ranks is not None, "--only-this-file": self.only_this_file}
-        of_one |= {"--step": self.step is not None, "--model": self.model is not None}
-        for word, given in of_one.items():
-            if given:
+        for name in (*ONE_CHECKPOINT, "step"):
+            if getattr(self, name) not in (None, False):
+                word = f"--{name.replace('_', '-')}"
                 raise UsageError(None, f"{word} goes with one checkpoint; {command} looks for those of a run by itself")
         return {name: value for name, value in self.arguments.items() if name not in ONE_CHECKPOINT}
 

@@ -116,7 +116,7 @@ class _Comparison:
         if a.text_keys != b.text_keys:
             a, b = (side if side.text_keys else sides.with_text_keys(side) for side in (a, b))
         b = sides.as_in_a(b, self.renamed)
-        a, b, self.alone = sides.without_models_of_one_side(a, b)
+        a, b, self.alone = sides.without_models_of_one_side(a, b, wanted.selection.section)
         self.alike = a.written_by == b.written_by
         if not self.alike:
             a, b = sides.without_classes(a), sides.without_classes(b)
@@ -209,7 +209,8 @@ class _Comparison:
     def _notes(self) -> Iterator[str]:
         yield from self.by_order
         for (kind, there), here in self.renamed.items():
-            why = "which is looked at here" if kind == "model" and self.several else "the only one left on either side"
+            several = kind == "model" and self.several
+            why = "the one that is looked at on either side" if several else "the only one left on either side"
             yield f"{kind}: A's {here} is compared with B's {there}, {why}"
         yield from self.alone
         if not self.alike:

@@ -230,13 +230,16 @@ def as_in_a(b: Contents, names: Mapping[tuple[str, str], str]) -> Contents:
     )
 
 
-def without_models_of_one_side(a: Contents, b: Contents) -> tuple[Contents, Contents, list[str]]:
-    """Drop the models that only one side has beside the one that is looked at; also return a note on each."""
+def without_models_of_one_side(a: Contents, b: Contents, asked: str) -> tuple[Contents, Contents, list[str]]:
+    """Drop the models that only one side has beside the one that is looked at; also return a note on each.
+
+    The user `asked` for one of them if it is the name of the section to compare.
+    """
     if not (a.model and b.model):
         return a, b, []
     kept, notes = [], list[str]()
     for which, side, other in (("A", a, b), ("B", b, a)):
-        alone = set(side.sections["model"]) - set(other.sections["model"]) - {side.model}
+        alone = set(side.sections["model"]) - set(other.sections["model"]) - {side.model, asked}
         for name in sorted(alone):
             count = sum(identity[:2] == ("model", name) for identity in side.tensors)
             ways = f"{spelled('model', name)} compares it, {spelled('model', 'all')} counts it"

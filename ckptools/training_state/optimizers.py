@@ -511,17 +511,17 @@ def _held(tensor: Tensor) -> dict[int | None, int]:
 
 
 def fits(optimizer: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
-    """Whether an optimizer, whose state dict is `nested`, may be that of a model: by its names, or by its shapes.
+    """Whether an optimizer, whose state dict is `nested`, may be that of a model.
 
-    Every name is one of the model's, with the shape of its moments; or every number has a place in the model's order.
+    Every name is one of the model's, with the shape of its moments; of numbers, the model has as many tensors of each
+    shape as there are moments.
     """
     state = optimizer["state"]
     ids = [i for group in numbered_groups(optimizer) for i in group]
-    if not ids or not state:
-        return False
     names = _stated_names(optimizer, ids, None)
     if names is None:
-        return misfit(optimizer, model) is None
+        shapes = Counter(shape for i in ids if (shape := only_shape(state.get(i), True)) is not None)
+        return bool(shapes) and shapes <= Counter(t.shape for t in model.values() if isinstance(t, Tensor))
     spelled = aligned(names, model)
     pairs = ((only_shape(state.get(i), True), model[fqn]) for i, fqn in spelled.items())
     return bool(spelled) and all(shape is None or shape == getattr(t, "shape", None) for shape, t in pairs)

@@ -180,8 +180,10 @@ def test_models_of_other_names_are_compared_if_they_are_the_trained_ones(tmp_pat
     b = saved(tmp_path / "b.pt", {"model": Net(), "ema": Net(fill=1)})
     found = ckptools.diff(a, b, every_byte=True)
     assert found.same is True and len(found.tensors) == 9
-    assert "A's state_dict is compared with B's model, which is looked at here" in " ".join(found.notes)
+    assert "A's state_dict is compared with B's model, the one that is looked at" in " ".join(found.notes)
     assert "not compared: 9 tensors of the model ema, which only B has; model='ema'" in " ".join(found.notes)
+    asked = ckptools.diff(a, b, section="state_dict_ema")
+    assert asked.same is False and {row.verdict for row in asked.tensors} == {"only in A"}
     alone = saved(tmp_path / "c.pt", Net(fill=1).state_dict())
     code, out, _ = run("diff", a, alone, "--every-byte", "--model", "ema")
     assert code == 0 and "A's state_dict_ema is compared with B's model" in out
