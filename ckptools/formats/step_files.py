@@ -34,6 +34,8 @@ from ckptools.formats.options import Options
 from ckptools.formats.recipe import Part, PartsBuilder, flattened_optimizer
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import Fact
+from ckptools.model.problems import Code, Problem
+from ckptools.model.records import Rows
 from ckptools.training_state.sections import is_optimizer
 from ckptools.training_state.steps import COUNTERS, step_in
 
@@ -196,8 +198,10 @@ def read(path: Path, options: Options) -> Checkpoint:
     ck = parts.checkpoint(
         f"files of one step: {names}", parts.world, named=model.with_name(f"step-{int(number)}") if number else path
     )
-    if not ck.step.agree:  # a file may be of another step: nothing says which one
-        ck = replace(ck, step=Fact(None))
+    if not ck.step.agree:  # nothing says which file is of another step
+        text = f"the names say step {number or path.name}, {ck.step.sources[0]} says {ck.step.value}"
+        problem = Problem(Code.NAME_CONTRADICTS, f"{text}; a file may be of another step")
+        ck = replace(ck, step=Fact(None), problems=Rows((*ck.problems, problem)))
     return ck if path.is_dir() else replace(ck, name=model.stem, path=model)
 
 
