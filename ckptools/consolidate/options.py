@@ -40,16 +40,27 @@ class ConsolidateOptions:
     only: str | None = option(
         None,
         "model (the bare state dict), optimizer, or all (the same tree); or a glob of names of the model, such as"
-        " 'blocks.*'. safetensors: model; else: all.",
+        " 'blocks.*'; or lora, a LoRA adapter as a folder that PEFT loads. safetensors: model; else: all.",
         common=True,
         metavar="PART",
+    )
+    merge_lora: bool = option(False, "Write the model with its LoRA adapter added to the weights, as PEFT merges it.")
+    base: str | Path | None = option(
+        None,
+        "With --merge-lora: the base model, a Hugging Face folder, where the checkpoint has the adapter alone.",
+        metavar="HF",
+        typed=str | None,
+    )
+    adapter: str | None = option(
+        None, "With --merge-lora or --only lora: the adapter, where there are several.", metavar="NAME"
     )
     map: Mapping[str, str] | str | Path | None = option(
         None, "A JSON of old name to new, such as match --write-map writes.", typed=Path | None
     )
     like: str | Path | None = option(
         None,
-        "Write DIR/ like this Hugging Face folder or config.json: its names, shapes, dtypes, files, config, tokenizer.",
+        "Write DIR/ like this Hugging Face folder or config.json: its names, shapes, dtypes, files, config, tokenizer. "
+        "With --only lora or --merge-lora: take what no file here states, such as alpha, from this adapter.",
         common=True,
         metavar="ORIGINAL",
         typed=str | None,

@@ -46,7 +46,9 @@ _DCP_FILE = re.compile(rf"\.metadata|__[0-9]+_[0-9]+\.distcp|{re.escape(FILE_NAM
 
 def _hub_file() -> re.Pattern[str]:
     """The pattern of file names in the folder of a Hugging Face model."""
-    return re.compile(rf"(?:{COPIED.pattern}|model.*\.safetensors(?:\.[a-z.-]+\.json|\.json)?)")
+    return re.compile(
+        rf"(?:{COPIED.pattern}|adapter_config\.json|(?:adapter_)?model.*\.safetensors(?:\.[a-z.-]+\.json|\.json)?)"
+    )
 
 
 @dataclass(frozen=True)

@@ -45,12 +45,13 @@ def record_of(
     names = {path: "" if len(path) == 1 and path[0] in CODES else name_of(path) for path in gone}
     named = [LeftOut(names[path], why, path in selection.lost) for path, why in gone.items()]
     named += [LeftOut(problem.tensor or "", problem.message, True) for problem in selection.passed_over]
+    of_base = [origin_of(selection.base)] if selection.base is not None else []
     # The source may be an output itself, with names that were left out of it.
     never_there = [one for one in before.left_out if not one.lost] if before else []
     return Provenance(
         version=__version__,
         part=_part(selection),
-        sources=(origin_of(source), *(before.sources if before else ())),
+        sources=(origin_of(source), *of_base, *(before.sources if before else ())),
         filled=tuple(_filled(selection, name_of)),
         left_out=(*(one._replace(why=_without_folder(one.why, source)) for one in named), *never_there),
         more_filled=before.more_filled if before else 0,

@@ -20,7 +20,7 @@ from ckptools.model.records import Rows, displayed, to_dict
 from ckptools.model.regions import Box, Ints
 from ckptools.model.verdict import Verdict
 from ckptools.option import spelled
-from ckptools.tensor_io.stream import Copy, count_parts
+from ckptools.tensor_io.stream import Copy, count_parts, has_adapter
 from ckptools.text import and_more, clip, clip_middle, duration, few, first_few, plural, printable, size
 
 if TYPE_CHECKING:
@@ -174,6 +174,7 @@ class Consolidated(PagedRecord):
             rearranged=self.like.rearranged if self.like else 0,
             cut=len(self.like.cut) if self.like else 0,
             cast=sum(self.converted.values()),
+            merged=len({job.fqn for job in self.layout.jobs if has_adapter(job.tensor)}),
         )
 
     @property
@@ -259,6 +260,7 @@ def summary(done: Consolidated) -> Iterator[str]:
     if done.read_back:
         which = "every element" if not done.filled else "every element that is not filled in"
         whose = f"the source's, or taken from {printable(done.borrowed_from)}" if done.borrowed_from else "the source's"
+        whose += ", or the sum of the source's weight and adapter" if done.proof.merged else ""
         yield f"checked: {done.read_back}: {which} is {whose}: {done.proof.counts}"
 
 

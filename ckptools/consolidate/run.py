@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from ckptools.cluster.team import current
+from ckptools.consolidate.adapters import adapter_output
 from ckptools.consolidate.options import (
     ConsolidateOptions,
     by_name,
@@ -87,15 +88,17 @@ def consolidate(
     form, renaming = write_options(options, streamed), renaming_of(options)
     whole = with_all_ranks(checkpoint)
     opening = whole.cost.seconds if whole is checkpoint else 0.0
-    original, likeness = original_for(options, output, whole), None
     if not output.named:
         check_not_among(whole, output.path)
+    adapter = adapter_output(whole, options, output)
+    output = adapter.place if adapter is not None else output
+    original, likeness = original_for(options, output, whole) if adapter is None else None, None
     with OpenFiles() as files:
         if options.dequantize:
             from ckptools.training_state.packed_values import unpacked  # needs numpy
 
             whole = unpacked(whole, files, compare=not options.unchecked)
-        part = options.only or _usual_part(whole, output.writer)
+        part = adapter.part if adapter else options.only or _usual_part(whole, output.writer)
         _check_codes(whole, part, options)
         notes = check_files(whole, part, files, options.unchecked)
         first, fills = None, hole_rule(options)
@@ -107,11 +110,13 @@ def consolidate(
         selection.with_record = options.provenance
         if original is not None:
             selection, likeness = made_like(selection, original, options, files)
+        selection = adapter.made(selection, options, files) if adapter else selection
         selection = renamed(selection, renaming) if renaming else selection
         selection = by_name(selection) if output.writer.BY_NAME else selection
         layout = output.writer.lay_out(selection, output.path, form)
         if original is not None:
             layout = in_folder(layout, original, output, options.dtype)
+        layout = adapter.in_folder(layout, options) if adapter else layout
         selection.left_out |= layout.left_out
         selection.notes += [*note_on_carried(selection), *_notes_on_codes(whole, layout, options.dequantize)]
         texts = dict(layout.texts)

@@ -56,6 +56,7 @@ from ckptools.text import (
     plural,
     printable,
 )
+from ckptools.training_state.adapters import adapter_sections
 from ckptools.training_state.models import ALL, chosen_models, models_of, note_on_choice, the_models
 from ckptools.training_state.rank_values import NOTHING, RankValues, own_paths
 from ckptools.training_state.sections import Section, sections_of, sections_of_kind, tensors_of
@@ -426,6 +427,8 @@ def _without_attributes(node: Any) -> Any:
 
 
 ONLY = ("model", "optimizer", "all")
+LORA = "lora"
+"""The part of a model that is its LoRA adapters."""
 
 
 def select(
@@ -485,7 +488,7 @@ def select(
     warnings = [p for p in checkpoint.problems if p.severity == "warning" and _concerns(p, parts, only)]
     exchanged = (p for p in checkpoint.problems if p.kind is Code.NAMED_AS_ANOTHER_RANK)
     contents.notes += [*_notes_on_warnings([*warnings, *exchanged]), *picking.notes_on(parts), *notes]
-    contents.notes += [] if only in ONLY else [_note_on_glob(checkpoint, parts, only)]
+    contents.notes += [] if only in (*ONLY, LORA) else [_note_on_glob(checkpoint, parts, only)]
     if only != "all" and {part.path for part in parts} & {model.path for model in chosen_models(checkpoint)}:
         contents.notes[:0] = filter(None, [note_on_choice(checkpoint)])
     contents.tree = trees[""] if list(trees) == [""] else trees
@@ -525,8 +528,12 @@ def sections_to_write(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
             text = f"{spelled('only', 'all')} writes the whole tree, and {spelled('model', named)} names one model"
             raise UsageError(checkpoint.path, f"{text}: give one of them")
         return {"": Section("other", "", (), checkpoint.tree)}
-    kinds = the_models(checkpoint) if only == "model" else sections_of_kind(checkpoint, only)
-    found = kinds if only in ONLY else _matching(checkpoint, only)
+    if only == LORA:
+        found = adapter_sections(checkpoint)
+    elif only in ONLY:
+        found = list(the_models(checkpoint) if only == "model" else sections_of_kind(checkpoint, only))
+    else:
+        found = _matching(checkpoint, only)
     if not found:
         here = ", ".join(sorted({s.kind for s in sections_of(checkpoint)})) or "nothing"
         raise UsageError(checkpoint.path, f"holds no {only}; it holds {here}")

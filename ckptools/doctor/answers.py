@@ -15,6 +15,7 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.records import Rows, displayed
 from ckptools.model.verdict import Verdict
 from ckptools.text import and_others, clip_middle, few, printable
+from ckptools.training_state.adapters import adapter_lines
 from ckptools.training_state.steps import contradiction
 from ckptools.verify.record import Check, Verification
 from ckptools.verify.run import CHECKSUMS, IN_LINE, IN_RANGE, RANKS_AGREE, STRUCTURE
@@ -181,6 +182,7 @@ def facts_finding(checkpoint: Checkpoint, verified: Verification) -> Finding:
     facts = [f"step {step.value}: {', '.join(step.sources)}"] if step.value is not None else ["no file states a step"]
     facts += [f"world size {world.words}: {', '.join(world.sources)}"] if world.value is not None else []
     facts += [f"quantized: {scheme.words}" for scheme in checkpoint.quantized]
+    facts += [f"adapter: {words} {where}" for words, where in adapter_lines(checkpoint)]
     if found:
         return _judged(FACTS, found, "no")
     if not step.agree or not world.agree:

@@ -29,6 +29,7 @@ from ckptools.option import spelled
 from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, suspicious_names
 from ckptools.rules.verdict import verdict_of
 from ckptools.text import KeyPath, count, duration, few, fqn_of, period, plural, printable, size
+from ckptools.training_state.adapters import adapter_lines
 from ckptools.training_state.models import listed_sections, role_of_model, role_words, trained_or_all
 from ckptools.training_state.modules import module_problems
 from ckptools.training_state.optimizers import Optimizer, ParamGroup, group_ids, moments_of, nested, optimizers_of
@@ -500,7 +501,7 @@ def _facts_in_short(report: Report) -> Iterator[str]:
     for name, value, source in facts(report):
         if name == "size":
             yield f"{value} {source}".rstrip()
-        elif name in ("step", "world size", "saved"):
+        elif name in ("adapter", "step", "world size", "saved"):
             yield f"{name} {value}"
 
 
@@ -519,6 +520,8 @@ def size_expected(report: Report) -> str:
 def facts(report: Report) -> Iterator[tuple[str, str, str]]:
     """Yield `(name, value, source)` for each fact about the whole checkpoint, such as step and world size."""
     step, world = report.checkpoint.step, report.world_size
+    for n, (words, where) in enumerate(adapter_lines(report.checkpoint)):
+        yield "" if n else "adapter", words, where
     disagree = "" if step.agree or RANKS_DIFFER in step.sources else "; the name says another one"
     yield "step", _known(step.value, "not found"), ", ".join(step.sources) + disagree
     if world.value is not None or len(report.checkpoint.files) > 1:

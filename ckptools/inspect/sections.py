@@ -21,6 +21,7 @@ from ckptools.model.problems import Problem
 from ckptools.model.records import to_dict
 from ckptools.model.tensor import Tensor
 from ckptools.text import KeyPath, fqn_of, moment_utc, plural, printable, shape, size
+from ckptools.training_state.adapters import adapters_of
 from ckptools.training_state.models import listed_sections
 from ckptools.training_state.optimizers import moments_of, optimizers_of
 from ckptools.training_state.sections import Section, sections_of
@@ -240,6 +241,7 @@ def _report(report: Report, values: JsonValues) -> dict[str, Any]:
         },
         "layout": [layout._asdict() for layout in report.layout],
         "quantized": [to_dict(scheme) for scheme in ck.quantized],
+        "adapters": [to_dict(adapter) for adapter in adapters_of(ck)],
         "bytes": {"found": report.bytes_found, "expected": report.bytes_expected},
         "saved": {"first": moment_utc(report.saved[0]), "last": moment_utc(report.saved[1])} if report.saved else None,
         "torch": _fact(report.torch),

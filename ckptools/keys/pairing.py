@@ -53,6 +53,7 @@ class Proof(NamedTuple):
         rearranged: tensors whose rows were moved, joined, split or transposed.
         cut: tensors without the source's padded rows.
         cast: tensors of another dtype: the source's values converted to nearest even.
+        merged: tensors to which an adapter was added.
     """
 
     tensors: int
@@ -61,6 +62,7 @@ class Proof(NamedTuple):
     rearranged: int = 0
     cut: int = 0
     cast: int = 0
+    merged: int = 0
 
     def __str__(self) -> str:
         return f"{plural(self.tensors, 'tensor')}, {self.counts}"
@@ -68,7 +70,7 @@ class Proof(NamedTuple):
     @property
     def counts(self) -> str:
         """The number of elements, and the transformations they passed."""
-        parts = ("renamed", "rearranged", "cut", "cast")
+        parts = ("renamed", "rearranged", "cut", "cast", "merged")
         through = ", ".join(f"{getattr(self, part)} {part}" for part in parts if getattr(self, part))
         counts = plural(self.elements, "element")
         return f"{counts} ({through})" if through else counts

@@ -496,6 +496,9 @@ class Checkpoint:
         *,
         format: str | None = None,
         only: str | None = None,
+        merge_lora: bool = False,
+        base: str | Path | None = None,
+        adapter: str | None = None,
         map: Mapping[str, str] | str | Path | None = None,
         like: str | Path | None = None,
         assume: bool = False,
@@ -527,10 +530,15 @@ class Checkpoint:
                 a folder, `model.safetensors` or `model.pt` is written in it.
             format: `pt`, `safetensors` or `dcp`, if the suffix does not give it; a file gets that suffix.
             only: `model` (the bare state dict), `optimizer`, or `all` (the same tree); or a glob, such as `blocks.*`,
-                for the names of the model that match. Default: `model` for `.safetensors`, else `all`.
+                for the names of the model that match; or `lora`, for an adapter as a folder that PEFT loads. Default:
+                `model` for `.safetensors`, else `all`.
+            merge_lora: write the model with its LoRA adapter added to the weights, as PEFT's `merge_and_unload` does.
+            base: with `merge_lora`, the base model, if the checkpoint has the adapter alone.
+            adapter: with `merge_lora` or `only="lora"`, the adapter, if there are several.
             map: new names of the model by old ones, or the path of a JSON of them, such as `match(...).fix`.
             like: a Hugging Face folder, or its `config.json`: `out` is a folder with the same names, shapes, dtypes and
-                files, the config and the tokenizer. The set is complete, or it is refused.
+                files, the config and the tokenizer. The set is complete, or it is refused. With `only="lora"` or
+                `merge_lora`: an adapter's folder or JSON that states what no file here does, such as `lora_alpha`.
             assume: with `like`, accept pairs for which only shapes or a trainer's defaults speak.
             strip_prefix: a prefix to remove from names, such as `module.`.
             rename: `OLD=NEW` for a tensor or module, `OLD.=NEW.` for a prefix of names; applied in this order, after

@@ -174,6 +174,7 @@ class ModelConfig(NamedTuple):
             neither file states any.
         quantization_in: the file that states it.
         adapter: the content of PEFT's `adapter_config.json` beside it; empty where there is none.
+        adapter_in: the file that has it, relative to the checkpoint's folder.
     """
 
     name: str
@@ -181,3 +182,4 @@ class ModelConfig(NamedTuple):
     quantization: Mapping[str, Any] = {}
     quantization_in: str = ""
     adapter: Mapping[str, Any] = {}
+    adapter_in: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -135,8 +136,37 @@ class Coding(NamedTuple):
     tiled: bool = False
 
 
+@dataclass(frozen=True)
+class LowRank:
+    """How the values of a weight with a LoRA adapter are computed: W + scaling · B A, in float32.
+
+    With DoRA each row of the sum gets the length that `magnitude` has for it.
+
+    Attributes:
+        base: shards of W, each region once.
+        a: shards of A, [r, in].
+        b: shards of B, [out, r].
+        magnitude: shards of the lengths of rows, [out]; empty without DoRA.
+        rank: r.
+        scaling: the factor of B A.
+        transposed: whether W is [in, out], as in an embedding and in GPT-2's Conv1D; else [out, in].
+        dtype: torch dtype of W, and of the result.
+        lengths: the lengths of the rows of W + scaling · B A, once they are computed.
+    """
+
+    base: tuple[Shard, ...]
+    a: tuple[Shard, ...]
+    b: tuple[Shard, ...]
+    magnitude: tuple[Shard, ...]
+    rank: int
+    scaling: float
+    transposed: bool
+    dtype: str
+    lengths: list[Any] = field(default_factory=list, compare=False, repr=False)
+
+
 class Encoded(NamedTuple):
-    """A part of a tensor whose class stores other tensors, such as codes and scales, instead of values.
+    """A part of a tensor whose values are computed from other tensors: codes and scales, or a weight and its adapter.
 
     Attributes:
         name: dotted name of the class.
@@ -149,7 +179,7 @@ class Encoded(NamedTuple):
 
     name: str
     parts: tuple[tuple[str, Source], ...]
-    coding: Coding | None
+    coding: Coding | LowRank | None
     shape: Ints
     box: Box
     stated: Ints = ()
@@ -166,7 +196,7 @@ class Encoded(NamedTuple):
 
     def per(self, name: str) -> str:
         """Describe how many elements, or scales, share an entry of a part; "" if each has its own."""
-        if self.coding is None:
+        if not isinstance(self.coding, Coding):
             return ""
         if self.coding.scale_coding is not None and name == self.coding.scale_coding.scale:
             return f"{self.coding.scale_coding.blocks} scales"

@@ -18,6 +18,7 @@ from ckptools.rules.optimizers import optimizer_problems, step_problems
 from ckptools.rules.stated_model import model_problems
 from ckptools.rules.tensors import copy_problems, cover_problems, unjoined_problems, with_placeholders
 from ckptools.tensor_io.copies import check_copies
+from ckptools.training_state.adapters import adapter_problems
 from ckptools.training_state.quantized_weights import quantization_problems, with_quantized
 
 
@@ -35,6 +36,7 @@ class Rule(NamedTuple):
 
 RULES = (
     Rule(quantization_problems, every_rank=True),
+    Rule(adapter_problems, every_rank=True),
     Rule(cover_problems, every_rank=True),
     Rule(lambda ck: check_copies(tensors_in(ck.tree)), every_rank=True),
     Rule(unjoined_problems),

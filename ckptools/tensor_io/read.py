@@ -19,7 +19,7 @@ from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files.opening import File, OpenFiles
 from ckptools.model.cover import cover
 from ckptools.model.regions import Box, Ints, contiguous_strides
-from ckptools.model.shards import Coding, Encoded, Seen, Shard, Source
+from ckptools.model.shards import Coding, Encoded, LowRank, Seen, Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.pickles.classes.tensors import note_on
 from ckptools.tensor_io import dcp_items
@@ -89,7 +89,7 @@ def values(piece: Encoded, read: Read) -> Iterator[tuple[Box, Raw]]:
         piece: the encoded shard; its class must be known.
         read: reads the raw elements of its parts.
     """
-    assert piece.coding is not None
+    assert isinstance(piece.coding, Coding)
     for box in bands_of(Box.whole(piece.box.sizes), BAND):
         if box.numel:
             yield box, _raw(_values(piece.part(box), piece.coding, read), piece.coding.dtype)
@@ -371,7 +371,12 @@ def strided(file: File, source: Source, seen: Seen | None = None) -> Raw:
 
 
 def _decode(out: Raw, piece: Encoded, files: OpenFiles, seen: Seen | None) -> None:
-    """Decode an encoded shard into an array of its shape."""
+    """Compute the values of an encoded shard into an array of its shape."""
+    if isinstance(piece.coding, LowRank):
+        from ckptools.tensor_io.low_rank import add_adapter  # imports torch
+
+        add_adapter(out, piece, piece.coding, files, seen)
+        return
 
     def read(source: Source) -> Raw:
         raw = np.empty(source.shape, raw_dtype(source.dtype))

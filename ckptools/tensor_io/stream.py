@@ -19,7 +19,7 @@ from ckptools.dtypes import ITEMSIZE, NAN_BITS
 from ckptools.errors import ReadError
 from ckptools.files.opening import File, OpenFiles
 from ckptools.model.regions import Box, contiguous_strides
-from ckptools.model.shards import Seen, Shard
+from ckptools.model.shards import LowRank, Seen, Shard
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.checksums import Record, read_pieces
 from ckptools.tensor_io.slicing import bands_of, count_bands
@@ -75,6 +75,11 @@ def parts_of(tensor: Tensor, dtype: str) -> Iterable[Copy | Band]:
     if runs is None:
         return _bands(Box.whole(tensor.shape), tensor, ITEMSIZE[dtype])
     return sorted((copy for shard, run, _ in runs for copy in _copies_of(shard, tensor, run)), key=lambda c: c.offset)
+
+
+def has_adapter(tensor: Tensor) -> bool:
+    """Whether a tensor is a weight to which an adapter is added."""
+    return any(isinstance(encoded.coding, LowRank) for encoded in tensor.encoded_as)
 
 
 def count_parts(tensor: Tensor, dtype: str) -> int:

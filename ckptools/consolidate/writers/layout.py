@@ -60,6 +60,7 @@ class OutputContents:
         borrowed_from: name, step and ranks of that checkpoint.
         from_replicas: the ranks whose lost files are replaced by replicas on other ranks; None if no file is lost.
         like: the Hugging Face model that the output shall be like; None if the user named no model.
+        base: the model whose weights an adapter was merged into; None if no other checkpoint has them.
     """
 
     tree: Any
@@ -79,6 +80,7 @@ class OutputContents:
     with_record: bool = True
     from_replicas: FromReplicas | None = None
     like: Original | None = None
+    base: Checkpoint | None = None
     borrowed: dict[KeyPath, tuple[Box, ...]] = field(default_factory=dict)
     borrowed_from: str = ""
 

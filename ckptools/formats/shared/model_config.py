@@ -13,6 +13,7 @@ quantizers/auto.py; vllm/transformers_utils/config.py; mlx_lm/utils.py (`save_co
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ PLACES = ("", "huggingface", ".hf_metadata")
 MODELOPT = "hf_quant_config.json"
 KEYS = ("quantization_config", "quantization", "compression_config")
 INSIDE = ("text_config", "llm_config", "language_config")
+VERL = "lora_train_meta.json"
+OF_ADAPTERS = (ADAPTER_CONFIG, f"lora_adapter/{ADAPTER_CONFIG}", f"model/{ADAPTER_CONFIG}", VERL)
+"""Where an adapter's config lies: beside its weights; in verl's actor folder, whose own file has r and alpha alone; in
+NeMo Automodel's step. Source: verl 0.9.1 (utils/checkpoint/fsdp_checkpoint_manager.py)."""
+
 VERSION = "transformers_version"
 MAX_VERSION = 60
 """Characters of a version."""
@@ -51,7 +57,7 @@ def config_beside(path: Path, options: Options, hugging_face: bool) -> tuple[Mod
     if options.only_this_file or (is_remote(path) and (alone or not hugging_face)):
         return None, None
     folder = path if path.is_dir() else path.parent
-    adapter = _adapter(folder, options)
+    adapter, adapter_in = _adapter(folder, options)
     for place in PLACES:
         found = folder / place / CONFIG
         if not found.is_file() or (leads_out(found, folder) and not options.follow_symlinks):
@@ -64,20 +70,21 @@ def config_beside(path: Path, options: Options, hugging_face: bool) -> tuple[Mod
                 continue
             return None, Problem(Code.NOT_READ, f"{name}: {error.reason}", severity="note", files=(name,))
         if isinstance(content, Mapping) and (hugging_face or isinstance(content.get("model_type"), str)):
-            return ModelConfig(name, content, *_quantization(found, name, content), adapter), None
-    return ModelConfig(ADAPTER_CONFIG, {}, adapter=adapter) if adapter else None, None
+            return ModelConfig(name, content, *_quantization(found, name, content), adapter, adapter_in), None
+    return ModelConfig(adapter_in, {}, adapter=adapter, adapter_in=adapter_in) if adapter else None, None
 
 
-def _adapter(folder: Path, options: Options) -> Mapping[str, Any]:
-    """The config of PEFT's adapter in a folder; empty if there is none that can be read."""
-    path = folder / ADAPTER_CONFIG
-    if not path.is_file() or (leads_out(path, folder) and not options.follow_symlinks):
-        return {}
-    try:
-        content = read_json(path)
-    except ReadError:
-        return {}
-    return content if isinstance(content, Mapping) and isinstance(content.get("peft_type"), str) else {}
+def _adapter(folder: Path, options: Options) -> tuple[Mapping[str, Any], str]:
+    """The config of PEFT's adapter in a folder, and the file that has it; empty if there is none that can be read."""
+    for name in OF_ADAPTERS:
+        path = folder / name
+        if not path.is_file() or (leads_out(path, folder) and not options.follow_symlinks):
+            continue
+        with suppress(ReadError):
+            content = read_json(path)
+            if isinstance(content, Mapping) and (path.name == VERL or isinstance(content.get("peft_type"), str)):
+                return content, name
+    return {}, ""
 
 
 def _version(ck: Checkpoint, config: ModelConfig) -> Mapping[str, str]:
