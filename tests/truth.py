@@ -162,6 +162,8 @@ WHOLE = (
     Known("bytecheckpoint-fsdp2", "ckpt/global_step_3", "", 2, 3),
     # safetensors shards for the model, a DCP for the optimizer.
     Known("nemo-automodel-fsdp2", "ckpt/epoch_0_step_5", "", 4, 5),
+    # The names of a model that PEFT changed.
+    Known("peft-lora-fsdp2", "ckpt/rank1.pt", "", 2, 3),
     # A folder for each part, by no framework.
     Known("composite-dcp-fsdp2", "ckpt/step_5", "", 2, 5),
 )

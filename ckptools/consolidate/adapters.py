@@ -43,6 +43,7 @@ from ckptools.training_state.adapters import (
     LoraModule,
     adapters_of,
     contradiction,
+    half_of,
     named_adapters,
     scaling_of,
     stated_rank,
@@ -263,13 +264,13 @@ class AdapterOutput:
         if adapter.in_full:
             yield f"trained in full, and written in place of the base's: {few(list(adapter.in_full), 3)}"
         halves = {state[one.keys["A"]].dtype for one in adapter.modules} & set(HALVES)
-        rounds = [f"B A to {short(dtype)} before it adds it" for dtype in sorted(halves)]
-        rounds += (
-            ["B A of an embedding to W's dtype"] if not halves and any(m.embedding for m in adapter.modules) else []
-        )
-        rounds += ["DoRA's lengths of rows to float32"] if adapter.kind.endswith("DoRA") else []
+        rounds = [f"B A to {short(dtype)}" for dtype in sorted(halves)]
+        if not halves and any(one.embedding for one in adapter.modules):
+            rounds = ["B A of an embedding to W's dtype"]
         if rounds:
-            yield f"PEFT also rounds {' and '.join(rounds)}: its result may differ by one rounding"
+            yield f"PEFT rounds {rounds[0]} before it adds it: its merge_and_unload may differ by one rounding"
+        else:
+            yield "PEFT's merge_and_unload makes the same of it, up to the last bits of sums in float32"
         if self.base is None:
             yield "the base weights here are taken as not merged yet: no file states whether PEFT had merged them"
 
@@ -299,6 +300,8 @@ def adapter_output(whole: Checkpoint, options: ConsolidateOptions, place: Output
     if alone and (place.writer is not SAFETENSORS or place.named):
         raise UsageError(place.path, f"{asked} writes a folder that PEFT loads: -o DIR/")
     adapter = _with_settings(_chosen(whole, options, asked), options)
+    if why := next(filter(None, map(half_of, adapter.modules)), ""):
+        raise RefusedError(whole.path, f"{asked}: {why}")
     lacking = next((m for m in adapter.modules if scaling_of(adapter.stated, m.name, 1) is None), None)
     if lacking is not None:
         tried = f" in a form that is tried ({adapter.stated_in})" if adapter.stated else ""

@@ -82,6 +82,9 @@ NO_WEIGHT = re.compile(
 )
 """Last part of the name of a table, a statistic, a counter or a scale, whose values may be large."""
 
+STARTS_AT_ZERO = re.compile(r"\.lora_(B|embedding_A)(\.|$)")
+"""Parts of a LoRA adapter that are zero before the first step. Source: peft 0.21.2, `reset_lora_parameters`."""
+
 Roles = dict[tuple[str, int | None], list[Stats]]
 """Statistics by role (name without the layer number) and rank; each role occurs in several layers."""
 
@@ -171,6 +174,8 @@ def _all_zero(
     """
     layer, role = layer_and_role(row.name)
     zero = "all zero" if row.elements == row.numel else "what is here of it is zero"
+    if STARTS_AT_ZERO.search(row.name) and row.elements == row.numel:
+        zero += ", as PEFT starts it: this adapter changes nothing here"
     differ = alive.get((role, row.rank), 0) if layer else 0
     if differ > 1 and 2 * differ > len(roles[role, row.rank]) - 1:
         yield _suspect(row, "all zero", f"{zero}, unlike {plural(differ, 'other layer')}", "error")

@@ -294,11 +294,9 @@ def adapter_problems(ck: Checkpoint) -> Iterator[Problem]:
     for adapter in adapters_of(ck):
         apart, unfit = dict[str, str](), dict[str, str]()
         for one in adapter.modules:
-            lacks = [part for part in ("A", "B") if part not in one.keys]
             first = next(iter(one.keys.values()))
-            if lacks:
-                here = " and ".join(part for part in one.keys)
-                apart[first] = f"of {one.name} its lora_{here} is here, and its lora_{' and lora_'.join(lacks)} is not"
+            if why := half_of(one):
+                apart[first] = why
             elif why := unfit_shapes(adapter.section.value, one, adapter.base):
                 unfit[first] = why
         begin = f"{fqn_of(adapter.section.path)}." if adapter.section.path else ""
@@ -307,6 +305,13 @@ def adapter_problems(ck: Checkpoint) -> Iterator[Problem]:
                 yield Problem(code, f"{why}{and_others(len(found) - 1)}", None, f"{begin}{key}", "error")
         if not (apart or unfit) and (why := contradiction(adapter)):
             yield Problem(Code.METADATA_CONTRADICTS, why, None, None, "error", files=(adapter.stated_in,))
+
+
+def half_of(one: LoraModule) -> str:
+    """What is here of a module without A or B; "" if both are here."""
+    lacks = [part for part in ("A", "B") if part not in one.keys]
+    here = " and lora_".join(one.keys)
+    return f"of {one.name} its lora_{here} is here, and its lora_{' and lora_'.join(lacks)} is not" if lacks else ""
 
 
 def unfit_shapes(state: Mapping[str, Any], one: LoraModule, base: Mapping[str, str]) -> str:
@@ -339,9 +344,7 @@ def contradiction(adapter: Adapter) -> str:
     if not stated:
         return ""
     if stated.get("peft_type", "LORA") != "LORA":
-        return (
-            f"{adapter.stated_in} states peft_type {stated['peft_type']!r:.40}, and the tensors here are those of LoRA"
-        )
+        return f"{adapter.stated_in} states peft_type {stated['peft_type']!r:.40}, and the tensors here are of LoRA"
     for one in adapter.modules:
         rank, expected = state[one.keys["A"]].shape[0], stated_rank(stated, one.name)
         if expected is not None and rank != expected and not state[one.keys["A"]].note:
