@@ -110,8 +110,6 @@ class AdapterOutput:
         if gone := next((key for key in needed if key not in state), ""):
             why = selection.left_out.get((*at, gone), "it is not here")
             raise RefusedError(path, f"{gone} cannot be written: {why}")
-        if self.adapter.unknown:
-            raise RefusedError(path, f"{few(self.adapter.unknown, 2)}: no rule here covers tensors of this name")
         made = dict(self._merged(state, options, files) if self.merged else self._saved(state))
         named = {key: name for name, (key, _) in made.items()}
         tree = {name: tensor for name, (_, tensor) in made.items()}
@@ -300,6 +298,9 @@ def adapter_output(whole: Checkpoint, options: ConsolidateOptions, place: Output
     if alone and (place.writer is not SAFETENSORS or place.named):
         raise UsageError(place.path, f"{asked} writes a folder that PEFT loads: -o DIR/")
     adapter = _with_settings(_chosen(whole, options, asked), options)
+    if adapter.unknown or adapter.stated.get("peft_type", "LORA") != "LORA":
+        what = few(adapter.unknown, 2) or f"{adapter.stated_in} states peft_type {adapter.stated['peft_type']!r:.40}"
+        raise RefusedError(whole.path, f"{asked}: {what}: no rule here covers it")
     if why := next(filter(None, map(half_of, adapter.modules)), ""):
         raise RefusedError(whole.path, f"{asked}: {why}")
     lacking = next((m for m in adapter.modules if scaling_of(adapter.stated, m.name, 1) is None), None)
@@ -369,6 +370,10 @@ def _base(whole: Checkpoint, adapter: Adapter, options: ConsolidateOptions) -> C
     if options.base is None:
         stated_name = adapter.stated.get("base_model_name_or_path")
         of = f", that is {stated_name!r:.80}" if isinstance(stated_name, str) and stated_name else ""
+        if lacking and adapter.here:
+            raise RefusedError(
+                whole.path, f"{lacking[0]} is not here, and other base weights are: no rule here merges that"
+            )
         if lacking or coded:
             why = f"{coded[0]} is in codes of {state[coded[0]].coded.scheme}" if coded else f"{lacking[0]} is not here"
             raise RefusedError(whole.path, f"{why}; {spelled('base', 'HF')} gives the base model{of}")

@@ -50,8 +50,8 @@ IN_FULL = re.compile(
 UNKNOWN = re.compile(r"\.(?:lora_|token_adapter\.)")
 """Names of PEFT that neither pattern matches: AdaLoRA's, and those of single trained tokens."""
 
-LAYER = re.compile(r"(.*?\.)?\d+\.(?P<rest>.*)")
-"""A module of a layer: the first number in its name is the layer's."""
+LAYER = re.compile(r"(?:^|\.)\d{1,9}\.")
+"""The end of a layer's name: the first number in a module's name is the layer's."""
 
 
 class LoraModule(NamedTuple):
@@ -82,7 +82,7 @@ class Adapter:
         unknown: keys of PEFT's tensors that no rule here covers.
         stated: the content of an `adapter_config.json`; empty without one.
         stated_in: the file that states it.
-        ranks: the distinct numbers r, in order; without modules whose A is a placeholder.
+        ranks: the distinct numbers r, in order; without modules whose A does not tell.
         frozen: whether the optimizer has state of the adapter's tensors, and of no tensor of the base.
     """
 
@@ -103,8 +103,17 @@ class Adapter:
         return [f"{one.name}.weight" for one in self.modules if f"{one.name}.weight" not in self.base]
 
     @property
+    def here(self) -> int:
+        """For how many of its modules the base weight is here, whatever its name in the module."""
+        parents = {name.rpartition(".")[0] for name in self.base}
+        return sum(_own_name(one.name) in parents for one in self.modules)
+
+    @property
     def kind(self) -> str:
-        """`DoRA`, `rsLoRA` or `LoRA`."""
+        """`DoRA`, `rsLoRA` or `LoRA`; another method of PEFT by the name that its config has for it."""
+        method = self.stated.get("peft_type", "LORA")
+        if method != "LORA" or self.unknown:
+            return f"{method:.20}" if isinstance(method, str) and method != "LORA" else "another kind of LoRA,"
         rs = "rs" if self.stated.get("use_rslora") is True else ""
         return rs + ("DoRA" if any("magnitude_vector" in one.keys for one in self.modules) else "LoRA")
 
@@ -126,19 +135,18 @@ class Adapter:
     @property
     def where(self) -> str:
         """The modules that it changes, and what is here of the base: `on q_proj of 2 layers; base weights not here`."""
-        inside = [found["rest"] for one in self.modules if (found := LAYER.fullmatch(one.name))]
-        outside = [one.name for one in self.modules if not LAYER.fullmatch(one.name)]
-        layers = {one.name[: -len(f".{found['rest']}")] for one in self.modules if (found := LAYER.fullmatch(one.name))}
-        ends = list(dict.fromkeys(name.rpartition(".")[2] for name in inside))
+        found = [(one.name, LAYER.search(one.name)) for one in self.modules]
+        layers = {name[: number.end()] for name, number in found if number}
+        ends = list(dict.fromkeys(name.rpartition(".")[2] for name, number in found if number))
+        outside = [name.rpartition(".")[2] for name, number in found if not number]
         on = [f"{few(ends, 8)} of {plural(len(layers), 'layer')}"] if ends else []
-        on += [few([name.rpartition(".")[2] for name in outside], 4)] if outside else []
+        on += [few(outside, 4)] if outside else []
         facts = [f"on {' and '.join(on)}"]
         facts += [f"{few(sorted(self.in_full), 3)} trained in full"] if self.in_full else []
-        lacking = len(self.lacks_base)
-        if lacking == len(self.modules):
+        if not self.here:
             facts.append("base weights not here")
-        elif lacking:
-            facts.append(f"{lacking} of {plural(len(self.modules), 'base weight')} not here")
+        elif self.here < len(self.modules):
+            facts.append(f"{len(self.modules) - self.here} of {plural(len(self.modules), 'base weight')} not here")
         else:
             facts.append("base weights here, frozen" if self.frozen else "base weights here")
         return "; ".join(facts)
@@ -156,7 +164,7 @@ class Adapter:
             "alphas": self.alphas,
             "modules": [one.name for one in self.modules],
             "in_full": sorted(self.in_full),
-            "base_weights": len(self.modules) - len(self.lacks_base),
+            "base_weights": self.here,
         }
 
     def _summary(self) -> str:
@@ -192,7 +200,7 @@ def _adapters_in(ck: Checkpoint, section: Section) -> Iterator[Adapter]:
         elif UNKNOWN.search(f".{name}"):
             unknown.append(key)
         else:
-            others[".".join(word for word in name.split(".") if word != BASE)] = key
+            others[_own_name(name)] = key
     states = [o for o in optimizers_of(ck).values() if o.state and o.naming.by == "fqn" and not o.naming.unnamed]
     trained = {without_ddp(str(name)).removeprefix(PREFIX) for o in states for name in o.state}
     for adapter, modules in parts.items():
@@ -200,16 +208,29 @@ def _adapters_in(ck: Checkpoint, section: Section) -> Iterator[Adapter]:
         # PEFT's own files have the base's names for what was trained beside the adapter, and nothing of the base.
         base = {**others, **originals} if adapter else {}
         beside = in_full.get(adapter, {}) if adapter else others
-        shapes = (section.value[one.keys["A"]].shape for one in found_here if "A" in one.keys)
         of_lora = any(PART.fullmatch(name) for name in trained)
         frozen = of_lora and not any(without_ddp(key).removeprefix(PREFIX) in trained for key in base.values())
         # PEFT writes the config of any other adapter into a folder of its own.
         config = ck.config if adapter in ("", "default") or len(parts) == 1 else None
+        stated = config.adapter if config else {}
+        ranks = {rank_of(section.value, one, stated) for one in found_here if "A" in one.keys}
         yield Adapter(
-            adapter, section, found_here, beside, base, tuple(unknown),
-            config.adapter if config else {}, config.adapter_in if config else "",
-            tuple(sorted({shape[0] for shape in shapes if len(shape) > 1})), frozen,
+            adapter, section, found_here, beside, base, tuple(unknown), stated, config.adapter_in if config else "",
+            tuple(sorted(rank for rank in ranks if rank is not None)), frozen,
         )  # fmt: skip
+
+
+def _own_name(name: str) -> str:
+    return ".".join(word for word in name.split(".") if word != BASE)
+
+
+def rank_of(state: Mapping[str, Any], one: LoraModule, stated: Mapping[str, Any]) -> int | None:
+    """The number r of a module, which is the rows of its A; None if A is a placeholder or of a parameter of experts.
+
+    A and B of a parameter (`target_parameters`) have r rows and columns for each expert.
+    """
+    a = state[one.keys["A"]]
+    return None if a.note or len(a.shape) < 2 or stated.get("target_parameters") else a.shape[0]
 
 
 def adapter_sections(ck: Checkpoint) -> list[Section]:
@@ -234,6 +255,7 @@ def _module(name: str, parts: Mapping[str, str]) -> LoraModule:
 
 
 MAX_PATTERN = 200
+MAX_NAME = 500
 QUANTIFIED = re.compile(r"(?<!\\)[*+{]")
 OF_GROUPS = re.compile(r"\)[*+{?]")
 
@@ -244,7 +266,12 @@ def matches(pattern: str, name: str) -> bool | None:
     A file could hold a pattern that takes hours: only patterns with at most two repetitions, none of a group, are
     tried.
     """
-    if len(pattern) > MAX_PATTERN or len(QUANTIFIED.findall(pattern)) > 2 or OF_GROUPS.search(pattern):
+    if (
+        len(name) > MAX_NAME
+        or len(pattern) > MAX_PATTERN
+        or len(QUANTIFIED.findall(pattern)) > 2
+        or OF_GROUPS.search(pattern)
+    ):
         return None
     try:
         return re.fullmatch(rf"(?:.*\.)?(?:{pattern})", name) is not None
@@ -317,7 +344,7 @@ def half_of(one: LoraModule) -> str:
 def unfit_shapes(state: Mapping[str, Any], one: LoraModule, base: Mapping[str, str]) -> str:
     """Why the parts of a module do not fit each other or its base weight; "" if they do, or have no values here."""
     shapes = {part: state[key].shape for part, key in one.keys.items()}
-    if any(state[key].note for key in one.keys.values()):
+    if any(state[key].note or state[key].kind == "flat_pieces" for key in one.keys.values()):
         return ""
     a, b = shapes["A"], shapes["B"]
     if len(a) != len(b) or len(a) < 2 or a[0] != b[1]:
@@ -343,12 +370,17 @@ def contradiction(adapter: Adapter) -> str:
     stated, state = adapter.stated, adapter.section.value
     if not stated:
         return ""
-    if stated.get("peft_type", "LORA") != "LORA":
-        return f"{adapter.stated_in} states peft_type {stated['peft_type']!r:.40}, and the tensors here are of LoRA"
+    method = stated.get("peft_type", "LORA")
+    if method != "LORA" or adapter.unknown:
+        # AdaLoRA and X-LoRA have tensors of these names too, of other shapes.
+        other = isinstance(method, str) and "LORA" not in method
+        return f"{adapter.stated_in} states peft_type {method:.40}, and the tensors here are of LoRA" if other else ""
     for one in adapter.modules:
-        rank, expected = state[one.keys["A"]].shape[0], stated_rank(stated, one.name)
-        if expected is not None and rank != expected and not state[one.keys["A"]].note:
-            return f"{adapter.stated_in} states r {expected} for {one.name}, and its lora_A has {plural(rank, 'row')}"
+        rank, expected = rank_of(state, one, stated), stated_rank(stated, one.name)
+        if expected is not None and rank not in (None, expected):
+            return (
+                f"{adapter.stated_in} states r {expected} for {one.name}, and its lora_A has {plural(rank or 0, 'row')}"
+            )
         if is_target(stated, one.name) is False:
             return f"{adapter.stated_in} does not select {one.name}, of which a lora_A is here"
     magnitudes = sum("magnitude_vector" in one.keys for one in adapter.modules)

@@ -307,17 +307,19 @@ def test_a_base_that_does_not_fit_is_refused(tmp_path, what):
         ckptools.open(source).consolidate(tmp_path / "x.safetensors", merge_lora=True, base=base, like=like)
 
 
-def test_a_base_in_codes_is_refused(tmp_path):
+def test_a_base_in_codes_is_refused_and_one_that_is_not_is_taken_in_its_place(tmp_path):
     w = torch.zeros(8, 8, dtype=torch.float8_e4m3fn)
     begin = "base_model.model.q."
     adapter = {f"{begin}lora_A.default.weight": torch.ones(2, 8), f"{begin}lora_B.default.weight": torch.ones(8, 2)}
     state = {f"{begin}base_layer.weight": w, f"{begin}base_layer.weight_scale_inv": torch.ones(1, 1), **adapter}
     save_file(state, tmp_path / "x.safetensors")
     (tmp_path / "a.json").write_text('{"lora_alpha": 2}')
+    ck, like = ckptools.open(tmp_path / "x.safetensors"), tmp_path / "a.json"
     with pytest.raises(RefusedError, match=r"is in codes of fp8.*; base='HF' gives the base model"):
-        ckptools.open(tmp_path / "x.safetensors").consolidate(
-            tmp_path / "m.safetensors", merge_lora=True, like=tmp_path / "a.json"
-        )
+        ck.consolidate(tmp_path / "m.safetensors", merge_lora=True, like=like)
+    save_file({"q.weight": torch.ones(8, 8)}, tmp_path / "base.safetensors")
+    found = merged(ck, tmp_path / "m.safetensors", like=like, base=tmp_path / "base.safetensors")
+    assert same(found, {"q.weight": torch.full((8, 8), 3.0)})
 
 
 def test_a_lost_rank_is_refused(tmp_path):

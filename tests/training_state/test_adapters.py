@@ -151,7 +151,7 @@ def test_a_base_weight_of_another_shape_is_an_error(tmp_path):
             "does not select {V}, of which a lora_A is here",
         ),
         ({"use_dora": True}, "states use_dora True, and no magnitudes are here"),
-        ({"peft_type": "IA3"}, "states peft_type 'IA3', and the tensors here are of LoRA"),
+        ({"peft_type": "IA3"}, "states peft_type IA3, and the tensors here are of LoRA"),
     ],
 )
 def test_a_config_that_the_tensors_contradict_is_an_error(tmp_path, stated, why):
@@ -164,6 +164,38 @@ def test_a_config_that_the_tensors_contradict_is_an_error(tmp_path, stated, why)
 @pytest.mark.parametrize("name", ["trained", "dora", "ranks", "embeddings", "conv1d", "half", "rslora", "dora_bf16"])
 def test_what_peft_wrote_has_nothing_wrong(name):
     assert ckptools.open(ADAPTERS / name).whole and not errors(ADAPTERS / name)
+
+
+@pytest.mark.parametrize("method", ["ADALORA", "XLORA"])
+def test_another_method_with_these_names_is_called_by_its_own_and_not_written(tmp_path, method):
+    folder = copy_of(tmp_path, "rslora", peft_type=method, r=12)
+    assert errors(folder) == [] and lines(folder) == [] and method in str(ckptools.open(folder))
+    with pytest.raises(ckptools.CkptoolsError, match=f"states peft_type '{method}': no rule here covers it"):
+        ckptools.open(folder).consolidate(f"{tmp_path}/out/", only="lora")
+
+
+def test_tensors_of_no_known_rule_are_not_called_lora(tmp_path):
+    folder = copy_of(tmp_path, "rslora")
+    path = folder / "adapter_model.safetensors"
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_E"
+    save_file(load_file(path) | {name: torch.ones(3, 1)}, path, {"format": "pt"})
+    assert "another kind of LoRA, r=3" in str(ckptools.open(folder))
+    with pytest.raises(ckptools.CkptoolsError, match="lora_E: no rule here covers it"):
+        ckptools.open(folder).consolidate(f"{tmp_path}/out/", only="lora")
+
+
+def test_a_parameter_of_experts_has_r_rows_for_each_and_no_wrong_r(tmp_path):
+    begin = "base_model.model.mlp.experts"
+    state = {f"{begin}.base_layer.up": torch.ones(4, 6, 8), f"{begin}.lora_A.default.weight": torch.ones(8, 6),
+             f"{begin}.lora_B.default.weight": torch.ones(8, 8)}  # fmt: skip
+    torch.save(state, tmp_path / "x.pt")
+    (tmp_path / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_parameters": ["mlp.experts.up"]})
+    )
+    assert errors(tmp_path / "x.pt") == []
+    assert lines(tmp_path / "x.pt") == ["LoRA r=?, alpha=4 on experts; base weights here; adapter_config.json"]
+    with pytest.raises(ckptools.CkptoolsError, match="target_parameters, with which PEFT merges by another rule"):
+        ckptools.open(tmp_path / "x.pt").consolidate(tmp_path / "m.safetensors", merge_lora=True)
 
 
 def test_a_lost_rank_is_not_an_adapter_in_halves(tmp_path):
