@@ -44,7 +44,6 @@ from ckptools.training_state.adapters import (
     adapters_of,
     contradiction,
     half_of,
-    named_adapters,
     scaling_of,
     stated_rank,
     unfit_base,
@@ -193,13 +192,19 @@ class AdapterOutput:
         for name in (*changed, *adapter.in_full):
             if name not in weights:
                 raise RefusedError(self._of_base, f"has no {name}, which the adapter changes")
-        for name, one in changed.items():
-            _check_weight(self._of_base, one, state, name, weights[name][1])
-        values = {name: tensor for name, (_, tensor) in weights.items()}
-        turned = self._are_transposed(values)
+        turned = self._are_transposed({name: tensor for name, (_, tensor) in weights.items()})
         merged = dict[Any, Tensor]()
         for name, one in changed.items():
-            weight = values[name]
+            weight = weights[name][1]
+            if weight.coded is not None or weight.encoded_as or weight.dtype not in FLOATS:
+                scheme = weight.coded.scheme if weight.coded else weight.dtype
+                raise RefusedError(self._of_base, f"{name} is in codes of {scheme}, to which no B·A can be added")
+            if why := unfit_base(one, state[one.keys["A"]].shape, state[one.keys["B"]].shape, weight.shape):
+                raise RefusedError(self._of_base, why)
+            if (identity(weight) or name) in merged:
+                raise RefusedError(
+                    self._of_base, f"{name} is tied to another weight with an adapter: no rule merges both"
+                )
             merged[identity(weight) or name] = self._with_adapter(one, state, weight, one.embedding or turned)
         for name, (key, tensor) in weights.items():
             if name in adapter.in_full:
@@ -223,17 +228,12 @@ class AdapterOutput:
         magnitude = state[one.keys["magnitude_vector"]] if "magnitude_vector" in one.keys else None
         scaling = scaling_of(self.adapter.stated, one.name, a.shape[0])
         assert scaling is not None
-        tensors = {
-            "base": weight,
-            "lora_A": a,
-            "lora_B": b,
-            **({"magnitude": magnitude} if magnitude is not None else {}),
-        }
-        parts = [(part, s) for part, tensor in tensors.items() for shard in tensor.shards for s in shard.sources]
-        of = {part: tuple(tensor.shards) for part, tensor in tensors.items()}
+        lengths = () if magnitude is None else tuple(magnitude.shards)
         how = LowRank(
-            of["base"], of["lora_A"], of["lora_B"], of.get("magnitude", ()), a.shape[0], scaling, turned, weight.dtype
+            tuple(weight.shards), tuple(a.shards), tuple(b.shards), lengths, a.shape[0], scaling, turned, weight.dtype
         )
+        of = {"base": how.base, "lora_A": how.a, "lora_B": how.b, "magnitude": how.magnitude}
+        parts = [(part, source) for part, shards in of.items() for shard in shards for source in shard.sources]
         whole = Box.whole(weight.shape)
         encoded = Encoded("peft.LoRA", tuple(parts), how, weight.shape, whole)
         return Tensor(weight.shape, weight.dtype, (Shard(whole, None, None, None, encoded),))
@@ -330,7 +330,7 @@ def _chosen(whole: Checkpoint, options: ConsolidateOptions, asked: str) -> Adapt
     named = [one for one in found if options.adapter in (None, one.name)]
     if len(named) == 1:
         return named[0]
-    here = f"holds {named_adapters(found)}"
+    here = f"holds {few([one.name or 'one without a name' for one in found], 6)}"
     if options.adapter is None:
         raise UsageError(whole.path, f"{asked}: {here}; choose one with {spelled('adapter', 'NAME')}")
     raise UsageError(whole.path, f"{spelled('adapter', options.adapter)}: {here}")
@@ -371,9 +371,8 @@ def _base(whole: Checkpoint, adapter: Adapter, options: ConsolidateOptions) -> C
         stated_name = adapter.stated.get("base_model_name_or_path")
         of = f", that is {stated_name!r:.80}" if isinstance(stated_name, str) and stated_name else ""
         if lacking and adapter.here:
-            raise RefusedError(
-                whole.path, f"{lacking[0]} is not here, and other base weights are: no rule here merges that"
-            )
+            text = f"{lacking[0]} is not here, and other base weights are: no rule here merges that"
+            raise RefusedError(whole.path, text)
         if lacking or coded:
             why = f"{coded[0]} is in codes of {state[coded[0]].coded.scheme}" if coded else f"{lacking[0]} is not here"
             raise RefusedError(whole.path, f"{why}; {spelled('base', 'HF')} gives the base model{of}")
@@ -388,13 +387,3 @@ def _base(whole: Checkpoint, adapter: Adapter, options: ConsolidateOptions) -> C
     if adapters_of(base):
         raise UsageError(base.path, f"{spelled('base')}: holds a LoRA adapter, and is no base model")
     return base
-
-
-def _check_weight(path: Path, one: LoraModule, state: Mapping[str, Any], name: str, weight: Tensor) -> None:
-    """Refuse a base weight to which B·A of a module cannot be added."""
-    a, b = state[one.keys["A"]].shape, state[one.keys["B"]].shape
-    if weight.coded is not None or weight.encoded_as or weight.dtype not in FLOATS:
-        scheme = weight.coded.scheme if weight.coded else weight.dtype
-        raise RefusedError(path, f"{name} of the base is in codes of {scheme}, to which no B·A can be added")
-    if why := unfit_base(one, a, b, weight.shape):
-        raise RefusedError(path, why)

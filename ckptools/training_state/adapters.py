@@ -22,7 +22,7 @@ Source: peft 0.21.2: utils/save_and_load.py (`get_peft_model_state_dict`), utils
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, NamedTuple
@@ -197,14 +197,21 @@ def _adapters_in(ck: Checkpoint, section: Section) -> Iterator[Adapter]:
         elif found := IN_FULL.fullmatch(name):
             own = f"{found['module']}.{found['rest']}"
             (originals if found["original"] else in_full.setdefault(found["adapter"], {}))[own] = key
-        elif UNKNOWN.search(f".{name}"):
+        elif UNKNOWN.search(f".{name}") or _own_name(name) in others:  # which of two is meant is not known
             unknown.append(key)
         else:
             others[_own_name(name)] = key
     states = [o for o in optimizers_of(ck).values() if o.state and o.naming.by == "fqn" and not o.naming.unnamed]
     trained = {without_ddp(str(name)).removeprefix(PREFIX) for o in states for name in o.state}
     for adapter, modules in parts.items():
-        found_here = tuple(_module(name, own) for name, own in modules.items())
+        found_here = tuple(
+            LoraModule(
+                name,
+                {part.removeprefix("embedding_"): key for part, key in own.items()},
+                not {"embedding_A", "embedding_B"}.isdisjoint(own),
+            )
+            for name, own in modules.items()
+        )
         # PEFT's own files have the base's names for what was trained beside the adapter, and nothing of the base.
         base = {**others, **originals} if adapter else {}
         beside = in_full.get(adapter, {}) if adapter else others
@@ -246,11 +253,6 @@ def adapter_sections(ck: Checkpoint) -> list[Section]:
     ]
 
 
-def _module(name: str, parts: Mapping[str, str]) -> LoraModule:
-    keys = {part.removeprefix("embedding_"): key for part, key in parts.items()}
-    return LoraModule(name, keys, any(part.startswith("embedding_") for part in parts))
-
-
 # -- settings that a config states -------------------------------------------------------------------------------------
 
 
@@ -266,12 +268,8 @@ def matches(pattern: str, name: str) -> bool | None:
     A file could hold a pattern that takes hours: only patterns with at most two repetitions, none of a group, are
     tried.
     """
-    if (
-        len(name) > MAX_NAME
-        or len(pattern) > MAX_PATTERN
-        or len(QUANTIFIED.findall(pattern)) > 2
-        or OF_GROUPS.search(pattern)
-    ):
+    repeats = len(QUANTIFIED.findall(pattern)) > 2 or OF_GROUPS.search(pattern)
+    if repeats or len(name) > MAX_NAME or len(pattern) > MAX_PATTERN:
         return None
     try:
         return re.fullmatch(rf"(?:.*\.)?(?:{pattern})", name) is not None
@@ -402,8 +400,3 @@ def stated_rank(stated: Mapping[str, Any], name: str) -> int | None:
 def adapter_lines(ck: Checkpoint) -> Sequence[tuple[str, str]]:
     """For each adapter, its kind and numbers, and the modules it changes with the place of its alpha."""
     return [(one.words, one.where + (f"; {one.stated_in}" if one.alphas else "")) for one in adapters_of(ck)]
-
-
-def named_adapters(adapters: Iterable[Adapter]) -> str:
-    """The names of adapters for a message."""
-    return few([one.name or "one without a name" for one in adapters], 6)

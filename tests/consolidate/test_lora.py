@@ -158,6 +158,18 @@ def test_a_weight_that_is_tied_to_a_changed_one_changes_with_it(tmp_path):
     assert found["lm_head.weight"].equal(found["embed.weight"]) and found["embed.weight"].equal(table + (b @ a).T)
 
 
+def test_two_adapters_on_tied_weights_are_refused(tmp_path):
+    table, begin = torch.randn(6, 4), "base_model.model."
+    state = {f"{begin}{name}.base_layer.weight": table for name in ("embed", "lm_head")}
+    for name in ("embed", "lm_head"):
+        state[f"{begin}{name}.lora_A.default.weight"] = torch.randn(2, 4)
+        state[f"{begin}{name}.lora_B.default.weight"] = torch.randn(6, 2)
+    torch.save(state, tmp_path / "x.pt")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2}))
+    with pytest.raises(RefusedError, match=r"lm_head.weight is tied to another weight with an adapter"):
+        merged(tmp_path / "x.pt", tmp_path / "m.safetensors")
+
+
 def test_names_of_wrappers_and_of_old_versions_are_the_same_weights(tmp_path):
     w, a, b = torch.randn(4, 6), torch.randn(2, 6), torch.randn(4, 2)
     for number, (begin, base, word) in enumerate([
