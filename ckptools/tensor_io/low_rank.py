@@ -9,16 +9,14 @@ variants.py (`DoraLinearVariant.merge_unsafe`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckptools.files.opening import OpenFiles
 from ckptools.model.regions import Box, Ints
-from ckptools.model.shards import Encoded, LowRank, Seen, Shard
+from ckptools.model.shards import Encoded, LowRank, Shard
 from ckptools.tensor_io.numbers import Raw, raw_dtype
-from ckptools.tensor_io.read import fill
 from ckptools.tensor_io.slicing import bands_of
 
 if TYPE_CHECKING:
@@ -27,36 +25,38 @@ if TYPE_CHECKING:
 BAND = 4 << 20
 """Elements of W in memory at once while lengths of rows are computed."""
 
+Fill = Callable[[Raw, Box, Sequence[Shard]], None]
+"""Copies the parts of shards in a box into an array of the box's shape."""
 
-def add_adapter(out: Raw, piece: Encoded, how: LowRank, files: OpenFiles, seen: Seen | None) -> None:
+
+def add_adapter(out: Raw, piece: Encoded, how: LowRank, fill: Fill) -> None:
     """Compute the values of a box of a weight with its adapter into `out`, which has the box's shape."""
     import torch
 
-    found = _sum(piece.box, how, files, seen)
+    found = _sum(piece.box, how, fill)
     if how.magnitude:
         if not how.lengths:
-            how.lengths.append(_lengths(piece.shape, how, files))
+            how.lengths.append(_lengths(piece.shape, how, fill))
         along = 1 if how.transposed else 0
-        rows = slice(piece.box.offsets[along], piece.box.offsets[along] + piece.box.sizes[along])
-        wanted = _read(how.magnitude, Box((rows.start,), (rows.stop - rows.start,)), files, seen)
-        factor = wanted / how.lengths[0][rows]
+        first, count = piece.box.offsets[along], piece.box.sizes[along]
+        factor = _read(how.magnitude, Box((first,), (count,)), fill) / how.lengths[0][first : first + count]
         found *= factor.view(1, -1) if how.transposed else factor.view(-1, 1)
     rounded = found.to(getattr(torch, how.dtype))
     out[...] = rounded.contiguous().view(torch.uint8).numpy().view(out.dtype).reshape(out.shape)
 
 
-def _sum(box: Box, how: LowRank, files: OpenFiles, seen: Seen | None) -> torch.Tensor:
+def _sum(box: Box, how: LowRank, fill: Fill) -> torch.Tensor:
     """W + scaling · B A in a box of W."""
     (first, second), (rows, columns) = box.offsets, box.sizes
     if how.transposed:
         first, second, rows, columns = second, first, columns, rows
-    a = _read(how.a, Box((0, second), (how.rank, columns)), files, seen)
-    b = _read(how.b, Box((first, 0), (rows, how.rank)), files, seen)
+    a = _read(how.a, Box((0, second), (how.rank, columns)), fill)
+    b = _read(how.b, Box((first, 0), (rows, how.rank)), fill)
     product = (b @ a) * how.scaling
-    return _read(how.base, box, files, seen) + (product.T if how.transposed else product)
+    return _read(how.base, box, fill) + (product.T if how.transposed else product)
 
 
-def _lengths(shape: Ints, how: LowRank, files: OpenFiles) -> torch.Tensor:
+def _lengths(shape: Ints, how: LowRank, fill: Fill) -> torch.Tensor:
     """The length of each row of W + scaling · B A; of each column, where W is transposed."""
     import torch
 
@@ -64,16 +64,16 @@ def _lengths(shape: Ints, how: LowRank, files: OpenFiles) -> torch.Tensor:
     squares = torch.zeros(rows, dtype=torch.float64)
     for box in bands_of(Box.whole(shape), BAND):
         start, size = box.offsets[1 - inner], box.sizes[1 - inner]
-        squares[start : start + size] += _sum(box, how, files, None).double().square().sum(inner)
+        squares[start : start + size] += _sum(box, how, fill).double().square().sum(inner)
     return squares.sqrt().float()
 
 
-def _read(shards: Sequence[Shard], box: Box, files: OpenFiles, seen: Seen | None) -> torch.Tensor:
+def _read(shards: Sequence[Shard], box: Box, fill: Fill) -> torch.Tensor:
     """The values of a box of a tensor, in float32 (float64 ones in float64)."""
     import torch
 
     dtype = next((source.dtype for shard in shards for source in shard.sources), "float32")
     raw: Any = np.zeros(box.sizes, raw_dtype(dtype))
-    fill(raw, box, shards, files, seen)
+    fill(raw, box, shards)
     values = torch.from_numpy(raw.reshape(-1).view("u1")).view(getattr(torch, dtype)).reshape(box.sizes)
     return values if dtype == "float64" else values.float()

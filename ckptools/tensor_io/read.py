@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -375,7 +376,7 @@ def _decode(out: Raw, piece: Encoded, files: OpenFiles, seen: Seen | None) -> No
     if isinstance(piece.coding, LowRank):
         from ckptools.tensor_io.low_rank import add_adapter  # imports torch
 
-        add_adapter(out, piece, piece.coding, files, seen)
+        add_adapter(out, piece, piece.coding, partial(fill, files=files, seen=seen))
         return
 
     def read(source: Source) -> Raw:

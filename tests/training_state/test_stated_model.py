@@ -150,7 +150,7 @@ def test_a_layer_that_an_adapter_should_have_and_has_not_is_a_warning(tmp_path, 
         ((0, 2, 3), {"layers_to_transform": [0, 2, 3]}),
         ((5,), {"layers_to_transform": 5}),
         ((0, 2, 3), {"target_modules": r".*layers\.(0|2|3)\..*q_proj"}),
-        ((0, 2, 3), {"target_modules": ["layers.0.self_attn.q_proj", "layers.2.q_proj", "layers.3.q_proj"]}),
+        ((0, 2, 3), {"target_modules": [f"layers.{n}.self_attn.q_proj" for n in (0, 2, 3)]}),
         ((0, 2, 3), {"layers_to_transform": "none that can be"}),
     ],
 )
