@@ -22,8 +22,8 @@ from ckptools.tensor_io.slicing import bands_of
 if TYPE_CHECKING:
     import torch
 
-BAND = 4 << 20
-"""Elements of W in memory at once while lengths of rows are computed."""
+BAND = 1 << 20
+"""Elements of W that a thread computes at once."""
 
 Fill = Callable[[Raw, Box, Sequence[Shard]], None]
 """Copies the parts of shards in a box into an array of the box's shape."""
@@ -33,16 +33,18 @@ def add_adapter(out: Raw, piece: Encoded, how: LowRank, fill: Fill) -> None:
     """Compute the values of a box of a weight with its adapter into `out`, which has the box's shape."""
     import torch
 
-    found = _sum(piece.box, how, fill)
-    if how.magnitude:
-        if not how.lengths:
-            how.lengths.append(_lengths(piece.shape, how, fill))
-        along = 1 if how.transposed else 0
-        first, count = piece.box.offsets[along], piece.box.sizes[along]
-        factor = _read(how.magnitude, Box((first,), (count,)), fill) / how.lengths[0][first : first + count]
-        found *= factor.view(1, -1) if how.transposed else factor.view(-1, 1)
-    rounded = found.to(getattr(torch, how.dtype))
-    out[...] = rounded.contiguous().view(torch.uint8).numpy().view(out.dtype).reshape(out.shape)
+    if how.magnitude and not how.lengths:
+        how.lengths.append(_lengths(piece.shape, how, fill))
+    for band in bands_of(Box.whole(piece.box.sizes), BAND):
+        box = piece.part(band).box
+        found = _sum(box, how, fill)
+        if how.magnitude:
+            first, count = (sizes[1 if how.transposed else 0] for sizes in (box.offsets, box.sizes))
+            factor = _read(how.magnitude, Box((first,), (count,)), fill) / how.lengths[0][first : first + count]
+            found *= factor.view(1, -1) if how.transposed else factor.view(-1, 1)
+        rounded = found.to(getattr(torch, how.dtype)).contiguous().view(torch.uint8).numpy()
+        place = tuple(slice(start, start + size) for start, size in zip(band.offsets, band.sizes, strict=True))
+        out[place] = rounded.view(out.dtype).reshape(band.sizes)
 
 
 def _sum(box: Box, how: LowRank, fill: Fill) -> torch.Tensor:
