@@ -411,12 +411,12 @@ def _rows(ck: Checkpoint, entries: Sequence[Entry], values: str | None) -> Rows[
 
 
 def _as_weight(ck: Checkpoint, entry: Entry, files: OpenFiles) -> Entry:
-    """Replace codes that bitsandbytes packed by the weight that they encode."""
+    """Replace codes by the weight that they encode, if ckptools can decode it."""
     if not isinstance(entry.value, Tensor) or not entry.value.are_codes:
         return entry
     from ckptools.training_state.packed_values import weight_at  # imports numpy
 
-    weight = weight_at(ck.tree, entry.path, files)
+    weight = weight_at(ck, entry.path, files)
     return entry if weight is None else entry._replace(value=weight)
 
 

@@ -74,6 +74,17 @@ class Box(NamedTuple):
             index.insert(0, offset + place)
         return tuple(index)
 
+    def along(self, dim: int, start: int, length: int) -> Box:
+        """The box with another run along a dimension."""
+        offsets, sizes = list(self.offsets), list(self.sizes)
+        offsets[dim], sizes[dim] = start, length
+        return Box(tuple(offsets), tuple(sizes))
+
+    @property
+    def transposed(self) -> Box:
+        """The box with its last two dimensions exchanged."""
+        return Box(*((*of[:-2], of[-1], of[-2]) for of in self))
+
     def __str__(self) -> str:
         return "[" + ", ".join(f"{o}:{e}" for o, e in zip(self.offsets, self.ends, strict=True)) + "]"
 

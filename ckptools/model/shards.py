@@ -99,6 +99,20 @@ class ScaleCoding(NamedTuple):
     divides: bool = False
 
 
+class Packing(NamedTuple):
+    """How codes lie in integers: one after the other from the lowest bit, some across the end of an integer.
+
+    Attributes:
+        bits: bits of a code.
+        axis: the dimension along which an integer has several codes, from the last: -1 or -2.
+        order: for codes of each integer in another order, the place in it of the first, the second, … code.
+    """
+
+    bits: int
+    axis: int
+    order: Ints = ()
+
+
 class Coding(NamedTuple):
     """How quantized values are decoded: code to number, minus a zero point, times the scale of its block.
 
@@ -106,7 +120,7 @@ class Coding(NamedTuple):
         codes: the part with a code for each element.
         scale: the part with a scale for each block, in row-major order; "" if values are not scaled.
         blocks: elements that share a scale: a number of consecutive ones in row-major order, or the extent of a
-            block in each dimension.
+            block in each dimension; the last block of a dimension may be shorter.
         first: torch dtype to which codes are converted first.
         dtype: torch dtype of the values.
         lookup: the part with a number for each code; "" if a code is a number itself.
@@ -118,6 +132,12 @@ class Coding(NamedTuple):
         upper_first: whether the first of two codes is in the upper half of a byte.
         scale_dtype: torch dtype to which scales are converted first; "" for their own.
         tiled: whether scales are stored in the 128 x 4 tiles of NVIDIA's cuBLAS.
+        packing: how codes lie in integers; None if each has an element, or `bits` describes them.
+        zero_packing: the same for the zero points of a matrix.
+        zero_offset: number that is added to each zero point; without zero points it is the zero point.
+        groups: the part with the number of the group of each index along `packing.axis`; "" for groups in a row.
+        exponents: whether scales are bytes that stand for powers of two: 127 for 1.
+        transposed: whether the parts describe the tensor with its last two dimensions exchanged.
     """
 
     codes: str
@@ -134,6 +154,12 @@ class Coding(NamedTuple):
     upper_first: bool = True
     scale_dtype: str = ""
     tiled: bool = False
+    packing: Packing | None = None
+    zero_packing: Packing | None = None
+    zero_offset: int = 0
+    groups: str = ""
+    exponents: bool = False
+    transposed: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from copy import copy
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptools.model.records import MAX_LINE, as_html, to_plain
 from ckptools.model.tensor import Tensor
@@ -80,19 +80,30 @@ GONE = object()
 """Marks a key that a rebuilt dict leaves out."""
 
 
+class Renamed(NamedTuple):
+    """A value that a rebuilt dict has under another key, in the place of the former key."""
+
+    key: Any
+    value: Any
+
+
 def rebuilt(tree: Any, changed: Callable[[dict[Any, Any]], Mapping[Any, Any]]) -> Any:
-    """Copy a tree; for each of its dicts, `changed` returns the keys to replace, with their new values."""
+    """Copy a tree; for each of its dicts, `changed` returns the keys to replace, with their new values.
+
+    A new value may be `GONE`, or `Renamed` for a value under another key.
+    """
     if type(tree) in (list, tuple):
         return type(tree)(rebuilt(value, changed) for value in tree)
     if not isinstance(tree, dict):
         return tree
     made, new = copy(tree), changed(tree)
+    made.clear()
     for key, value in tree.items():
         if key not in new:
             made[key] = rebuilt(value, changed) if isinstance(value, (dict, list, tuple)) else value
-        elif new[key] is GONE:
-            del made[key]
-        else:
+        elif isinstance(new[key], Renamed):
+            made[new[key].key] = new[key].value
+        elif new[key] is not GONE:
             made[key] = new[key]
     return made
 

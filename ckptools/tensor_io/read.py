@@ -20,11 +20,11 @@ from ckptools.errors import NotWholeError, ReadError, UsageError
 from ckptools.files.opening import File, OpenFiles
 from ckptools.model.cover import cover
 from ckptools.model.regions import Box, Ints, contiguous_strides
-from ckptools.model.shards import Coding, Encoded, LowRank, Seen, Shard, Source
+from ckptools.model.shards import Coding, Encoded, LowRank, Packing, Seen, Shard, Source
 from ckptools.model.tensor import Tensor
 from ckptools.pickles.classes.tensors import note_on
 from ckptools.tensor_io import dcp_items
-from ckptools.tensor_io.numbers import Raw, decoded, raw_dtype
+from ckptools.tensor_io.numbers import Raw, decoded, fp8_table, raw_dtype
 from ckptools.tensor_io.slicing import Slicing, bands_of, sliced
 
 # -- decode shards that are stored as codes and scales, by the rule of their class (`Coding`) --------------------------
@@ -90,15 +90,26 @@ def values(piece: Encoded, read: Read) -> Iterator[tuple[Box, Raw]]:
         piece: the encoded shard; its class must be known.
         read: reads the raw elements of its parts.
     """
-    assert isinstance(piece.coding, Coding)
+    coding = piece.coding
+    assert isinstance(coding, Coding)
+    if coding.transposed:  # bands of the parts, not of the values: a band of values would lie in every row of codes
+        for box, numbers in values(_transposed(piece, coding), read):
+            yield box.transposed, numbers.swapaxes(-1, -2)
+        return
     for box in bands_of(Box.whole(piece.box.sizes), BAND):
         if box.numel:
-            yield box, _raw(_values(piece.part(box), piece.coding, read), piece.coding.dtype)
+            yield box, _raw(_values(piece.part(box), coding, read), coding.dtype)
+
+
+def _transposed(piece: Encoded, coding: Coding) -> Encoded:
+    """The encoded shard as its parts describe it, with its last two dimensions exchanged."""
+    shape = (*piece.shape[:-2], piece.shape[-1], piece.shape[-2])
+    return piece._replace(coding=coding._replace(transposed=False), shape=shape, box=piece.box.transposed)
 
 
 def _values(piece: Encoded, coding: Coding, read: Read) -> Numbers:
     """The values of an encoded shard as float32, which holds every value of their dtype."""
-    parts, block = dict(piece.parts), _blocks(piece.box, piece.shape, coding.blocks)
+    parts, block = dict(piece.parts), _blocks(piece, coding, read)
     codes = _codes(piece, coding, read)
     dtype = coding.first
     if coding.tiled:
@@ -111,8 +122,8 @@ def _values(piece: Encoded, coding: Coding, read: Read) -> Numbers:
             found = _numbers(parts[coding.lookup], read)[codes]
         else:
             found = rounded(decoded(codes, parts[coding.codes].dtype).astype("<f4"), dtype)
-        if coding.zero:
-            found = rounded(found - rounded(_of_blocks(parts[coding.zero], block, read), dtype), dtype)
+        if coding.zero or coding.zero_offset:
+            found = rounded(found - rounded(_zeros(piece, coding, block, read), dtype), dtype)
         if coding.scale:
             # torch computes with two floating-point dtypes of at most 32 bits in their common dtype, else in float32
             dtype = dtype if dtype == _scale_dtype(parts, coding) else "float32"
@@ -120,6 +131,23 @@ def _values(piece: Encoded, coding: Coding, read: Read) -> Numbers:
         if coding.factor != 1:
             found = rounded(found * np.float32(coding.factor), dtype)
         return rounded(found, coding.dtype)
+
+
+def _zeros(piece: Encoded, coding: Coding, block: Indices, read: Read) -> Numbers:
+    """The zero point of each element, given the index of its block; one number if all have the same."""
+    if not coding.zero:
+        return np.array(coding.zero_offset, "<f4")
+    source = dict(piece.parts)[coding.zero]
+    if coding.zero_packing is None:
+        plain: Numbers = _of_blocks(source, block, read) + np.float32(coding.zero_offset)
+        return plain
+    assert not isinstance(coding.blocks, int)
+    row, column = np.divmod(block, -(-piece.shape[-1] // coding.blocks[-1]))
+    first, past = (int(row.min()), int(column.min())), (int(row.max()) + 1, int(column.max()) + 1)
+    box = Box(first, (past[0] - first[0], past[1] - first[1]))
+    packed = unpacked(source, coding.zero_packing, box, read)[row - first[0], column - first[1]]
+    zeros: Numbers = packed.astype("<f4") + np.float32(coding.zero_offset)
+    return zeros
 
 
 def _scale_dtype(parts: Mapping[str, Source], coding: Coding) -> str:
@@ -132,6 +160,9 @@ def _scale_dtype(parts: Mapping[str, Source], coding: Coding) -> str:
 def _scales(parts: Mapping[str, Source], coding: Coding, block: Indices, read: Read) -> Numbers:
     """The scale of each element, given the index of its block."""
     scales, nested = parts[coding.scale], coding.scale_coding
+    if coding.exponents:
+        first = int(block.min())
+        return POWERS[_run(scales, first, int(block.max()) + 1, read)[block - first]]
     if nested is None:
         return rounded(_of_blocks(scales, block, read), coding.scale_dtype)
     if nested.lookup:
@@ -165,9 +196,43 @@ def _in_tiles(block: Indices, columns: int) -> Indices:
     return found
 
 
+POWERS = np.append(fp8_table("float8_e8m0fnu")[:255], np.float32(np.inf))
+"""The power of two for which each byte stands as an exponent; 255 stands for infinity."""
+
+
+def unpacked(source: Source, packing: Packing, box: Box, read: Read) -> Raw:
+    """Unpack a box of codes from integers that have several each.
+
+    Args:
+        source: the integers.
+        packing: how codes lie in them.
+        box: the box of the codes.
+        read: reads the raw elements of the source.
+    """
+    axis, width = len(box.sizes) + packing.axis, ITEMSIZE[source.dtype] * 8
+    place = np.arange(box.offsets[axis], box.offsets[axis] + box.sizes[axis])
+    if packing.order:
+        whole, inside = np.divmod(place, len(packing.order))
+        place = whole * len(packing.order) + np.array(packing.order)[inside]
+    at, shift = np.divmod(place * packing.bits, width)
+    first, past = int(at.min()), int((place * packing.bits + packing.bits - 1).max()) // width + 1
+    words = read(source.part(box.along(axis, first, past - first)))
+    along = tuple(-1 if d == axis else 1 for d in range(len(box.sizes)))
+    found = np.take(words, at - first, axis) >> shift.astype(words.dtype).reshape(along)
+    crossing = shift + packing.bits > width
+    if crossing.any():
+        rest = np.take(words, np.where(crossing, at + 1, at) - first, axis)
+        rest <<= np.where(crossing, width - shift, 0).astype(words.dtype).reshape(along)
+        found |= np.where(crossing.reshape(along), rest, 0).astype(words.dtype)
+    codes: Raw = found & words.dtype.type((1 << packing.bits) - 1)
+    return codes
+
+
 def _codes(piece: Encoded, coding: Coding, read: Read) -> Raw:
     """The codes of an encoded shard, in its shape."""
     source = dict(piece.parts)[coding.codes]
+    if coding.packing is not None:
+        return unpacked(source, coding.packing, piece.box, read)
     if coding.bits == 8:
         return read(source.part(piece.box))
     at = _index(piece.box, contiguous_strides(piece.shape))
@@ -176,22 +241,31 @@ def _codes(piece: Encoded, coding: Coding, read: Read) -> Raw:
     return np.where(at % 2 == coding.upper_first, packed & 15, packed >> 4)
 
 
-def _blocks(box: Box, shape: Ints, blocks: int | Ints) -> Indices:
-    """The block index of each element of a box; without a dimension along which all elements share a block."""
+def _blocks(piece: Encoded, coding: Coding, read: Read) -> Indices:
+    """The block index of each element of a shard; without a dimension along which all elements share a block."""
+    box, blocks = piece.box, coding.blocks
     if isinstance(blocks, int):
-        return _index(box, contiguous_strides(shape)) // blocks
-    counts = tuple(n // b for n, b in zip(shape, blocks, strict=True))
-    return _index(box, contiguous_strides(counts), blocks)
+        return _index(box, contiguous_strides(piece.shape)) // blocks
+    counts = tuple(-(-n // b) for n, b in zip(piece.shape, blocks, strict=True))
+    along = [np.arange(o, o + n) // b for o, n, b in zip(box.offsets, box.sizes, blocks, strict=True)]
+    if coding.groups and coding.packing is not None:
+        axis, groups = coding.packing.axis, dict(piece.parts)[coding.groups]
+        part = groups.part(Box((box.offsets[axis],), (box.sizes[axis],)))
+        along[axis] = decoded(read(part), groups.dtype).astype(np.int64)
+    return _joined(along, contiguous_strides(counts))
 
 
-def _index(box: Box, strides: Ints, blocks: Ints | None = None) -> Indices:
-    """The row-major index of each element of a box, or of its block."""
+def _index(box: Box, strides: Ints) -> Indices:
+    """The row-major index of each element of a box."""
+    return _joined([np.arange(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True)], strides)
+
+
+def _joined(along: Sequence[Indices], strides: Ints) -> Indices:
+    """The row-major index of elements, given their indices along each dimension."""
     found: Indices = np.zeros((1,) * len(strides), np.int64)
-    for d, (offset, size, stride) in enumerate(zip(box.offsets, box.sizes, strides, strict=True)):
-        along = np.arange(offset, offset + size) // (blocks[d] if blocks else 1) * stride
-        if along[0] == along[-1]:
-            along = along[:1]
-        found = found + along.reshape(tuple(-1 if d == other else 1 for other in range(len(strides))))
+    for d, (places, stride) in enumerate(zip(along, strides, strict=True)):
+        places = places[:1] if (places == places[0]).all() else places
+        found = found + (places * stride).reshape(tuple(-1 if d == other else 1 for other in range(len(strides))))
     return found
 
 

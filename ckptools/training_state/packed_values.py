@@ -1,6 +1,7 @@
-"""The values of weights that bitsandbytes packed, decoded by its own rule from the tensors that describe them.
+"""The values of weights that are stored as codes, decoded by their library's rule from the tensors beside them.
 
-In 4 bits (`Linear4bit`) `w` has two codes to a byte, whatever its dtype; `w.absmax` the scale of each block;
+Each weight becomes one quantized tensor under its own name. `decoding_rules` has the rules, except bitsandbytes', which
+are here. In 4 bits (`Linear4bit`) `w` has two codes to a byte, whatever its dtype; `w.absmax` the scale of each block;
 `w.quant_map` the number of each code; and `w.quant_state.bitsandbytes__nf4` a JSON of block size, shape and dtype. The
 scales may be codes themselves (`w.nested_absmax`, `w.nested_quant_map`). In 8 bits (`Linear8bitLt`) `weight` has int8,
 and `SCB` beside it the scale of each row.
@@ -26,18 +27,21 @@ from ckptools.errors import ReadError
 from ckptools.files.opening import OpenFiles
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.extents import ExtentLayout
+from ckptools.model.facts import ModelConfig
 from ckptools.model.regions import Box, Ints
 from ckptools.model.shards import Coding, Encoded, ScaleCoding, Shard, Source
-from ckptools.model.tensor import Tensor
-from ckptools.model.tree import GONE, leaf_at, rebuilt
+from ckptools.model.tensor import CODES, Tensor
+from ckptools.model.tree import GONE, Renamed, leaf_at, rebuilt
 from ckptools.pickles.classes.codings import FLOATS
 from ckptools.pickles.classes.tensors import note_on
 from ckptools.tensor_io.checksums import FileRecords, Record, damaged_records
 from ckptools.tensor_io.dcp_items import with_source
 from ckptools.tensor_io.fetch_ahead import no_progress
+from ckptools.tensor_io.numbers import Raw
 from ckptools.tensor_io.read import read_shard
 from ckptools.text import KeyPath
-from ckptools.training_state.quantized_weights import QuantizedWeight, bitsandbytes_in
+from ckptools.training_state.decoding_rules import RULES, OtherFormError, Parts
+from ckptools.training_state.quantized_weights import QuantizedWeight, decoded_in, own_name
 
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -69,56 +73,74 @@ def unpacked(checkpoint: Checkpoint, files: OpenFiles, compare: bool) -> Checkpo
     """
     if not any(scheme.dequantized for scheme in checkpoint.quantized):
         return checkpoint
-    reader = _Reader(files, compare)
+    reader = _Reader(files, compare, checkpoint.config)
 
     def weights(node: dict[Any, Any]) -> dict[Any, Any]:
-        packed = bitsandbytes_in(node)
-        parts = {key for one in packed.values() for key in one.keys.values()}
-        return {**dict.fromkeys(parts, GONE), **{key: reader.weight(node, one) for key, one in packed.items()}}
+        packed = decoded_in(node, checkpoint.config)
+        parts = {key for _, one in packed.values() for key in one.keys.values()}
+        made: dict[Any, Any] = dict.fromkeys(parts, GONE)
+        for key, (rule, one) in packed.items():
+            name = own_name(key, one.layout)
+            made |= {name: GONE, key: Renamed(name, reader.weight(node, rule, one))}
+        return made
 
     return replace(checkpoint, tree=rebuilt(checkpoint.tree, weights))
 
 
-def weight_at(tree: Any, path: KeyPath, files: OpenFiles) -> Tensor | None:
-    """The quantized tensor of the packed weight at a key path; None if there is none."""
-    node = leaf_at(tree, path[:-1])
-    packed = bitsandbytes_in(node).get(path[-1]) if isinstance(node, dict) else None
-    return None if packed is None else _Reader(files, compare=False).weight(node, packed)
-
-
-class _OtherFormError(Exception):
-    """The parts of a weight are not as bitsandbytes writes them."""
+def weight_at(checkpoint: Checkpoint, path: KeyPath, files: OpenFiles) -> Tensor | None:
+    """The quantized tensor of the packed weight whose codes are at a key path; None if it cannot be decoded."""
+    node = leaf_at(checkpoint.tree, path[:-1])
+    if not isinstance(node, dict) or path[-1] not in (found := decoded_in(node, checkpoint.config)):
+        return None
+    return _Reader(files, compare=False, config=checkpoint.config).weight(node, *found[path[-1]])
 
 
 class _Reader:
     """Makes quantized tensors from the parts of packed weights; reads only the few bytes that describe them."""
 
-    def __init__(self, files: OpenFiles, compare: bool) -> None:
-        self._files, self._compare = files, compare
+    def __init__(self, files: OpenFiles, compare: bool, config: ModelConfig | None) -> None:
+        self._files, self._compare, self._config = files, compare, config
 
-    def weight(self, node: Mapping[str, Any], packed: QuantizedWeight) -> Tensor:
-        """The tensor of a weight; if its parts do not fit together, a tensor with a note."""
-        codes: Tensor = node[packed.keys["codes"]]
-        kind = packed.layout.words.rpartition(" ")[2]
+    def weight(self, node: Mapping[str, Any], rule: str, packed: QuantizedWeight) -> Tensor:
+        """The tensor of a weight; if its parts do not fit together, a tensor with a note.
+
+        Args:
+            node: the state dict.
+            rule: the name of its rule.
+            packed: the keys of its parts.
+        """
+        codes: Tensor = node[packed.keys[CODES]]
         try:
-            shards = tuple(self._shard(node, packed, kind, shard) for shard in codes.found)
+            if own_name(packed.keys[CODES], packed.layout) in node.keys() - {packed.keys[CODES]}:
+                raise OtherFormError("the weight itself lies beside its codes")
+            shards = tuple(self._shard(node, rule, packed, shard) for shard in codes.found)
             first = shards[0].encoded if shards else None
             if first is None or first.coding is None or any(shard.box != shards[0].box for shard in shards):
-                raise _OtherFormError(
+                raise OtherFormError(
                     "no file here has its codes" if first is None else "ranks hold it in several shapes"
                 )
-        except _OtherFormError as why:
-            text = f"packed by bitsandbytes as {kind}, but {why}: ckptools does not know its values"
+        except OtherFormError as why:
+            kind = packed.layout.words.rpartition(" ")[2]
+            written = f"packed by bitsandbytes as {kind}" if rule == "bitsandbytes" else f"codes of {_words(codes)}"
+            text = f"{written}, but {why}: ckptools does not know its values"
             return replace(codes, kind="unreadable", note=text, coded=None)
         return Tensor(first.shape, first.coding.dtype, shards, "quantized", note=note_on(first))
 
-    def _shard(self, node: Mapping[str, Any], packed: QuantizedWeight, kind: str, shard: Shard) -> Shard:
+    def _shard(self, node: Mapping[str, Any], rule: str, packed: QuantizedWeight, shard: Shard) -> Shard:
         """One rank's copy of a weight."""
         found = {part: _copy_of(node[key], shard.rank, part) for part, key in packed.keys.items()}
-        make = self._eight_bits if kind == "int8" else self._four_bits
-        coding, shape, codes = make(kind, found)
-        parts = {part: place.source for part, place in found.items() if place.source is not None} | {"codes": codes}
-        encoded = Encoded(f"bitsandbytes.{kind}", tuple(parts.items()), coding, shape, Box.whole(shape))
+        sources = {part: place.source for part, place in found.items() if place.source is not None}
+        if rule == "bitsandbytes":
+            kind = packed.layout.words.rpartition(" ")[2]
+            make = self._eight_bits if kind == "int8" else self._four_bits
+            coding, shape, codes = make(kind, found)
+            parts: Mapping[str, Source] = {**sources, CODES: codes}
+            name = f"bitsandbytes.{kind}"
+        else:
+            library, decode = RULES[rule]
+            kind, coding, shape, parts = decode(Parts(sources, self._config, self._raw))
+            name = f"{library}.{kind}"
+        encoded = Encoded(name, tuple(parts.items()), coding, shape, Box.whole(shape))
         return Shard(encoded.box, shard.rank, None, None, encoded)
 
     def _four_bits(self, kind: str, found: Mapping[str, Shard]) -> tuple[Coding, Ints, Source]:
@@ -126,25 +148,25 @@ class _Reader:
         state = self._state(found["quant_state"])
         sizes, dtype, block = state.get("shape"), state.get("dtype"), state.get("blocksize")
         if state.get("quant_type") != kind or dtype not in FLOATS or block not in BLOCK_SIZES:
-            raise _OtherFormError("its quant_state describes another form")
+            raise OtherFormError("its quant_state describes another form")
         if not isinstance(sizes, list) or not sizes or not all(type(n) is int and n > 0 for n in sizes):
-            raise _OtherFormError("its quant_state states no shape")
+            raise OtherFormError("its quant_state states no shape")
         shape = tuple(sizes)
         shard = found.get("quant_map")
         if shard is None or shard.source is None or (shard.source.dtype, shard.source.shape) != ("float32", (16,)):
-            raise _OtherFormError("its quant_map is no table of 16 numbers")
+            raise OtherFormError("its quant_map is no table of 16 numbers")
         table = np.frombuffer(self._bytes(shard), "<f4")
         if not np.array_equal(table, np.array(TABLES[kind], "<f4")):
-            raise _OtherFormError(f"its quant_map is not that of {kind}, which bitsandbytes would take instead")
+            raise OtherFormError(f"its quant_map is not that of {kind}, which bitsandbytes would take instead")
         count = -(-prod(shape) // block)
         nested = self._nested(state, found, count)
         _check(found, "absmax", "float32" if nested is None else "uint8", (count,))
         coding = Coding("codes", "absmax", block, "float32", dtype, "quant_map", bits=4, scale_coding=nested)
         source, nbytes = found["codes"].source, -(-prod(shape) // 2)
         if source is None or not source.contiguous or prod(source.shape) * ITEMSIZE[source.dtype] != nbytes:
-            raise _OtherFormError("its codes do not fit its shape")
+            raise OtherFormError("its codes do not fit its shape")
         if source.shape[:1] == (1,):
-            raise _OtherFormError("its codes are those of a transposed weight")
+            raise OtherFormError("its codes are those of a transposed weight")
         return coding, shape, source._replace(dtype="uint8", shape=(nbytes,), strides=(1,))
 
     def _nested(self, state: Mapping[str, Any], found: Mapping[str, Shard], count: int) -> ScaleCoding | None:
@@ -153,7 +175,7 @@ class _Reader:
             return None
         block, offset = state.get("nested_blocksize"), state.get("nested_offset")
         if state.get("nested_dtype") != "float32" or block not in BLOCK_SIZES or not isinstance(offset, float):
-            raise _OtherFormError("its quant_state does not describe its nested scales")
+            raise OtherFormError("its quant_state does not describe its nested scales")
         _check(found, "nested_absmax", "float32", (-(-count // block),))
         _check(found, "nested_quant_map", "float32", (256,))
         return ScaleCoding("nested_quant_map", "nested_absmax", block, offset)
@@ -162,35 +184,44 @@ class _Reader:
         """The coding, the shape and the codes of a weight in 8 bits."""
         codes, layout = found["codes"].source, found.get("weight_format")
         if codes is None or len(codes.shape) != 2:
-            raise _OtherFormError("it is no matrix")
+            raise OtherFormError("it is no matrix")
         _check(found, "SCB", "float32", (codes.shape[0],))
         if layout is not None and self._bytes(layout) != b"\0":
-            raise _OtherFormError("its weight_format is not row-major")
+            raise OtherFormError("its weight_format is not row-major")
         coding = Coding("codes", "SCB", (1, codes.shape[1]), "float32", "float32", factor=INT8_FACTOR)
         return coding, codes.shape, codes
 
     def _state(self, shard: Shard) -> dict[str, Any]:
         """The JSON that describes a weight."""
         if shard.box.numel > MAX_STATE or shard.source is None or shard.source.dtype != "uint8":
-            raise _OtherFormError("its quant_state is no text")
+            raise OtherFormError("its quant_state is no text")
         try:
             state = json.loads(self._bytes(shard))
         except (ValueError, RecursionError):
-            raise _OtherFormError("its quant_state is no JSON") from None
+            raise OtherFormError("its quant_state is no JSON") from None
         if not isinstance(state, dict):
-            raise _OtherFormError("its quant_state is no JSON object")
+            raise OtherFormError("its quant_state is no JSON object")
         return state
 
     def _bytes(self, shard: Shard) -> bytes:
         """The bytes of a small part of a weight."""
-        if shard.box.numel * ITEMSIZE[shard.source.dtype if shard.source else "uint8"] > MAX_STATE:
-            raise _OtherFormError("what describes it is too long")
-        if self._compare and shard.source is not None and shard.source.crc:
-            record, of = Record.of(shard.source), FileRecords()
-            of.add([0], [ExtentLayout.of(shard.source, 0)], [record.crc])
+        if shard.source is None or shard.box.numel * ITEMSIZE[shard.source.dtype] > MAX_STATE:
+            raise OtherFormError("what describes it is too long")
+        return bytes(self._raw(shard.source).tobytes())
+
+    def _raw(self, source: Source) -> Raw:
+        """The raw elements of a part, compared with their checksum first."""
+        if self._compare and source.crc:
+            record, of = Record.of(source), FileRecords()
+            of.add([0], [ExtentLayout.of(source, 0)], [record.crc])
             for crc in damaged_records({record.path: of}, self._files, 1, no_progress).values():
-                raise _OtherFormError(f"{record.path.name} is damaged: {record.damage(crc)}")
-        return bytes(read_shard(shard, self._files).tobytes())
+                raise OtherFormError(f"{record.path.name} is damaged: {record.damage(crc)}")
+        return read_shard(Shard(Box.whole(source.shape), None, source), self._files)
+
+
+def _words(codes: Tensor) -> str:
+    """How a weight is quantized, in words."""
+    return codes.coded.scheme if codes.coded is not None else "an unknown scheme"
 
 
 def _copy_of(tensor: Any, rank: int | None, part: str) -> Shard:
@@ -198,13 +229,13 @@ def _copy_of(tensor: Any, rank: int | None, part: str) -> Shard:
     here = [shard for shard in tensor.found if not tensor.note] if isinstance(tensor, Tensor) else []
     own = [shard for shard in here if shard.rank == rank] or here
     if len(own) != 1 or own[0].box != Box.whole(tensor.shape):
-        raise _OtherFormError(f"its {part} is cut over ranks or not here")
+        raise OtherFormError(f"its {part} is cut over ranks or not here")
     try:
         found = with_source(own[0])
     except ReadError as error:
-        raise _OtherFormError(f"its {part} cannot be read: {error.reason}") from None
+        raise OtherFormError(f"its {part} cannot be read: {error.reason}") from None
     if found.source is None:
-        raise _OtherFormError(f"its {part} is a tensor of another class")
+        raise OtherFormError(f"its {part} is a tensor of another class")
     return found
 
 
@@ -212,4 +243,4 @@ def _check(found: Mapping[str, Shard], part: str, dtype: str, shape: Ints) -> No
     """Refuse a weight unless it has a part of this dtype and shape."""
     source = found[part].source if part in found else None
     if source is None or (source.dtype, source.shape) != (dtype, shape):
-        raise _OtherFormError(f"its {part} does not fit its shape")
+        raise OtherFormError(f"its {part} does not fit its shape")

@@ -59,6 +59,8 @@ class Layout(NamedTuple):
         bits: bits of a code, if the layout fixes them; 0 for the width of an element; None if only a config or the
             shapes determine them.
         only_weights: whether integer tensors count as codes only under the name `weight`.
+        decoder: the rule by which ckptools decodes the codes; "" if it knows none.
+        decoded: the methods whose codes it decodes; "" stands for no config. Empty for all methods.
     """
 
     words: str
@@ -70,6 +72,8 @@ class Layout(NamedTuple):
     dtypes: tuple[str, ...] = (*FP8, FP4, *BYTES)
     bits: int | None = 0
     only_weights: bool = False
+    decoder: str = ""
+    decoded: tuple[str, ...] = ()
 
 
 QUANT_STATE = "*.quant_state.bitsandbytes__"
@@ -88,26 +92,30 @@ LAYOUTS = (
         Layout(
             f"bitsandbytes {kind}", BITSANDBYTES, "*", f"{QUANT_STATE}{kind}",
             ("*.absmax", "*.quant_map", "*.nested_absmax", "*.nested_quant_map"), ("*.absmax", "*.quant_map"),
-            tuple(ITEMSIZE), 4,
+            tuple(ITEMSIZE), 4, decoder="bitsandbytes",
         )
         for kind in FOUR_BITS
     ),
-    Layout("bitsandbytes int8", BITSANDBYTES, "weight", "SCB", ("weight_format",), dtypes=("int8",)),
+    Layout("bitsandbytes int8", BITSANDBYTES, "weight", "SCB", ("weight_format",), dtypes=("int8",),
+           decoder="bitsandbytes"),
     Layout("bitsandbytes, 4 bits", BITSANDBYTES, "*", "*.absmax", ("*.quant_map", "*.nested_absmax"),
            dtypes=BYTES, bits=4),
     Layout("compressed-tensors, packed", ("compressed-tensors",), "*_packed", "*_scale", COMPRESSED,
-           ("*_shape", "*_global_scale"), ("int32", "uint8", FP4), None),
+           ("*_shape", "*_global_scale"), ("int32", "uint8", FP4), None, decoder="compressed-tensors",
+           decoded=("", "compressed-tensors")),
     Layout("compressed-tensors, marlin-24", ("compressed-tensors",), "*_packed", "scale_packed", ("meta",),
            dtypes=("int32",), bits=None),
     Layout("nvfp4", ("modelopt", "nvfp4"), "*", "*_scale_2", ("*_scale",), ("*_scale",), ("uint8", FP4), 4),
-    Layout("", FP8_METHODS, "*", "*_scale_inv", ("*_activation_scale",)),
-    Layout("", FP8_METHODS, "*", "*_scale", ("*_zero_point", "*_g_idx"), only_weights=True),
+    Layout("", FP8_METHODS, "*", "*_scale_inv", ("*_activation_scale",), decoder="fp8", decoded=("", "fp8")),
+    Layout("", FP8_METHODS, "*", "*_scale", ("*_zero_point", "*_g_idx"), only_weights=True,
+           decoder="compressed-tensors", decoded=("compressed-tensors",)),
     Layout("", ("fp8",), "weight", "scale", dtypes=FP8),
     Layout("", ("fp8",), "weight", "qscale_weight", dtypes=FP8),
     Layout("", (), "weight", "scale_weight", dtypes=FP8),
-    Layout("mxfp4", ("mxfp4",), "*_blocks", "*_scales", dtypes=("uint8",), bits=4),
+    Layout("mxfp4", ("mxfp4",), "*_blocks", "*_scales", dtypes=("uint8",), bits=4, decoder="mxfp4",
+           decoded=("", "mxfp4")),
     Layout("gptq or awq", ("gptq", "awq", "auto-round", "intel/auto-round", "auto_round", "fp_quant"), "qweight",
-           "scales", ("qzeros", "g_idx"), ("qzeros",), (*WORDS, *BYTES), None),
+           "scales", ("qzeros", "g_idx"), ("qzeros",), (*WORDS, *BYTES), None, decoder="gptq", decoded=("gptq", "awq")),
     Layout("marlin", ("marlin", "gptq"), "B", "s", ("workspace",), dtypes=("int32",), bits=None),
     Layout("eetq int8", ("eetq",), "weight", "weight_scales", dtypes=BYTES),
     Layout("quanto", ("quanto",), "*._data", "*._scale", ("*._shift", "*._zeropoint"), bits=None),
@@ -191,7 +199,7 @@ def _stem(key: str, name: str) -> str | None:
     return stem if fits else None
 
 
-def _own_name(codes: str, layout: Layout) -> str:
+def own_name(codes: str, layout: Layout) -> str:
     """The key that the weight would have without quantization."""
     stem = _stem(codes, layout.codes) or ""
     return stem if layout.codes.startswith("*") else f"{stem}weight"
@@ -214,14 +222,37 @@ def _are_codes(value: Any, layout: Layout, name: str) -> bool:
     return name.rpartition(".")[2].endswith("weight") and len(value.shape) > 1
 
 
-def bitsandbytes_in(node: Mapping[Any, Any]) -> dict[str, QuantizedWeight]:
-    """The weights that bitsandbytes packed, whose values `packed_values` can decode."""
-    return {key: one for key, one in weights_in(node).items() if is_known(one.layout)}
+def decoded_in(node: Mapping[Any, Any], config: ModelConfig | None) -> dict[str, tuple[str, QuantizedWeight]]:
+    """The weights of a state dict that `packed_values` can decode, each with the name of the rule."""
+    found = {key: (decoder_of(one, node, config), one) for key, one in weights_in(node).items()}
+    return {key: (rule, one) for key, (rule, one) in found.items() if rule}
 
 
-def is_known(layout: Layout) -> bool:
-    """Whether `consolidate --dequantize` can decode the codes of a layout."""
-    return layout.methods == BITSANDBYTES and layout.words != "bitsandbytes, 4 bits"
+def decoder_of(weight: QuantizedWeight, node: Mapping[str, Any], config: ModelConfig | None) -> str:
+    """The name of the rule by which `consolidate --dequantize` decodes a weight; "" if ckptools knows no rule."""
+    layout, codes = weight.layout, node[weight.keys[CODES]]
+    method, said = method_of(config), config.quantization if config is not None else {}
+    if not layout.decoder or (layout.decoded and method not in layout.decoded):
+        return ""
+    if layout.decoder == "compressed-tensors":
+        # Rotated weights and weights with zeros cut out need more than their scales.
+        sparse = said.get("sparsity_config")
+        plain = not said.get("transform_config") and (not isinstance(sparse, Mapping) or not sparse.get("format"))
+        scale = node[weight.keys["scale"]]
+        four_bits = codes.dtype == "uint8" and _bits_by_shape(codes, scale, None) == 4
+        known = codes.dtype in ("int32", "int8", *FP8) or four_bits
+        return layout.decoder if plain and known else ""
+    if layout.decoder == "fp8":
+        return layout.decoder if codes.dtype in FP8 else ""
+    if layout.decoder != "gptq":
+        return layout.decoder
+    # GPTQ and AWQ share names; formats for one kernel shuffle the codes.
+    form = next((said[key] for key in ("checkpoint_format", "version", "format") if isinstance(said.get(key), str)), "")
+    return method if form.lower() in GPTQ_FORMATS[method] and codes.dtype == "int32" else ""
+
+
+GPTQ_FORMATS = {"gptq": ("", "gptq", "gptq_v2"), "awq": ("", "gemm")}
+"""The formats of GPTQ and AWQ that ckptools decodes; "" for a config that states none."""
 
 
 # -- the marks ---------------------------------------------------------------------------------------------------------
@@ -238,9 +269,10 @@ def with_quantized(ck: Checkpoint) -> Checkpoint:
         made: dict[Any, Tensor] = {}
         for codes, weight in found.get(id(node), {}).items():
             words, stated_by = scheme_of(weight, node, ck.config)
-            known = schemes.setdefault((words, stated_by, is_known(weight.layout)), Counter())
+            decoded = bool(decoder_of(weight, node, ck.config))
+            known = schemes.setdefault((words, stated_by, decoded), Counter())
             known.update([CODES, *(key.rpartition(".")[2] for part, key in weight.keys.items() if part != CODES)])
-            numel, own = _numel(weight, node, ck.config), _own_name(codes, weight.layout)
+            numel, own = _numel(weight, node, ck.config), own_name(codes, weight.layout)
             for part, key in weight.keys.items():
                 if isinstance(node[key], Tensor):
                     made[key] = replace(node[key], coded=Coded(part, words, own, numel if part == CODES else 0))
@@ -335,6 +367,14 @@ def _values_of(value: Any) -> list[Any]:
     return list(value.values()) if isinstance(value, Mapping) else []
 
 
+def compressed_weights(config: ModelConfig, dtype: str) -> list[Mapping[str, Any]]:
+    """What a config of compressed-tensors states of weights with codes of a dtype, in each of its groups for them."""
+    said = config.quantization
+    schemes = [s for s in _values_of(said.get("config_groups")) if isinstance(s, Mapping)]
+    fit = [s.get("weights") for s in schemes if dtype in _compressed_dtypes(s, said.get("format"))]
+    return [weights for weights in fit if isinstance(weights, Mapping)]
+
+
 def _compressed_dtypes(scheme: Mapping[str, Any], otherwise: Any) -> tuple[str, ...]:
     """The dtypes that codes of one group of a compressed-tensors config have."""
     form, weights = str(scheme.get("format") or otherwise), scheme.get("weights")
@@ -420,7 +460,7 @@ def _unlike_config(ck: Checkpoint, models: Sequence[Section]) -> Iterator[Proble
     """Find a config that does not mention the weights' quantization, or states a quantization that they lack."""
     method, config = method_of(ck.config), ck.config
     # bitsandbytes describes each weight in the state dict itself.
-    found = [scheme for scheme in ck.quantized if not scheme.dequantized]
+    found = [scheme for scheme in ck.quantized if scheme.words not in DESCRIBED_BESIDE]
     if found and not method and (config is not None or (ck.format == "hugging_face" and ck.path.is_dir())):
         count = sum(scheme.weights for scheme in found)
         what = f"{plural(count, 'weight')} in codes of {found[0].words} (with {few(found[0].known_by, 2)})"
@@ -440,6 +480,9 @@ def _unlike_config(ck: Checkpoint, models: Sequence[Section]) -> Iterator[Proble
     else:
         yield Problem(Code.METADATA_CONTRADICTS, f"{says}, and no tensor here holds codes", severity="warning")
 
+
+DESCRIBED_BESIDE = {layout.words for layout in LAYOUTS if layout.decoder == "bitsandbytes"}
+"""Words for weights that need no config: their state dict describes them."""
 
 METHODS = frozenset(method for layout in LAYOUTS for method in layout.methods) - {
     "bitsandbytes",
