@@ -22,6 +22,11 @@ def codes(*shape: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
     return made.view(dtype) if dtype.itemsize == 1 else made.to(dtype)
 
 
+def numbered(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    """The group of 32 of each index; of two indices, the shape of the weight."""
+    return torch.tensor([ROWS, COLUMNS]) if shape == (2,) else (torch.arange(*shape) // 32).to(dtype)
+
+
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return (torch.rand(shape) + 0.5).to(dtype)
 
@@ -68,7 +73,7 @@ WAYS = {
     ),
     "pack-quantized": Way(
         {"weight_packed": (codes, ROWS, COLUMNS // 8, I32), "weight_scale": (numbers, ROWS, 2, torch.bfloat16),
-         "weight_shape": (codes, 2, torch.int64)},
+         "weight_shape": (numbered, 2)},
         group("pack-quantized", type="int", num_bits=4, group_size=32),
         "compressed-tensors, pack-quantized int4, groups of 32",
     ),
@@ -90,7 +95,7 @@ WAYS = {
     ),
     "gptq": Way(
         {"qweight": (codes, COLUMNS // 8, ROWS, I32), "qzeros": (codes, 2, ROWS // 8, I32),
-         "scales": (numbers, 2, ROWS, torch.float16), "g_idx": (codes, COLUMNS, I32)},
+         "scales": (numbers, 2, ROWS, torch.float16), "g_idx": (numbered, COLUMNS)},
         {"quant_method": "gptq", "bits": 4, "group_size": 32}, "gptq int4, groups of 32",
     ),
     "awq": Way(
@@ -130,6 +135,16 @@ WAYS = {
         {"group_size": 64, "bits": 4}, "mlx int4, groups of 64",
     ),
 }  # fmt: skip
+
+
+DECODED = (
+    "fp8 blocks", "float-quantized", "int-quantized", "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized",
+    "gpt-oss", "gptq", "awq",
+)  # fmt: skip
+"""The ways of which `--dequantize` writes the values, if a config states them."""
+
+WITHOUT_CONFIG = ("fp8 blocks", "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "gpt-oss")
+"""The ways of which it writes the values without a config too."""
 
 
 def made(way: Way, seed: int = 0) -> dict[str, torch.Tensor]:

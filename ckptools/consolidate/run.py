@@ -184,7 +184,7 @@ def _check_codes(whole: Checkpoint, part: str, options: ConsolidateOptions) -> N
         text = f"{packed} has several numbers to an element, and no scale: no values to convert"
         way = "without it they are written as they are"
         raise RefusedError(whole.path, f"{spelled('dtype', options.dtype)}: {text}; {way}")
-    quantized = any(t.encoded_as or t.kind == "quantized" for _, t in tensors_in(whole.tree))
+    quantized = whole.quantized or any(t.encoded_as or t.kind == "quantized" for _, t in tensors_in(whole.tree))
     if options.dequantize and not quantized and verdict_of(whole).whole is not False:  # else it may be in a lost file
         raise UsageError(whole.path, f"{spelled('dequantize', True)}: nothing here is quantized")
 

@@ -136,7 +136,7 @@ class Coding(NamedTuple):
         zero_packing: the same for the zero points of a matrix.
         zero_offset: number that is added to each zero point; without zero points it is the zero point.
         groups: the part with the number of the group of each index along `packing.axis`; "" for groups in a row.
-        exponents: whether scales are bytes that stand for powers of two: 127 for 1.
+        exponents: for scales that are exponents of two, the exponent that stands for 1; 0 for other scales.
         transposed: whether the parts describe the tensor with its last two dimensions exchanged.
     """
 
@@ -158,7 +158,7 @@ class Coding(NamedTuple):
     zero_packing: Packing | None = None
     zero_offset: int = 0
     groups: str = ""
-    exponents: bool = False
+    exponents: int = 0
     transposed: bool = False
 
 

@@ -24,7 +24,7 @@ from ckptools.model.shards import Coding, Encoded, LowRank, Packing, Seen, Shard
 from ckptools.model.tensor import Tensor
 from ckptools.pickles.classes.tensors import note_on
 from ckptools.tensor_io import dcp_items
-from ckptools.tensor_io.numbers import Raw, decoded, fp8_table, raw_dtype
+from ckptools.tensor_io.numbers import Raw, decoded, raw_dtype
 from ckptools.tensor_io.slicing import Slicing, bands_of, sliced
 
 # -- decode shards that are stored as codes and scales, by the rule of their class (`Coding`) --------------------------
@@ -162,7 +162,9 @@ def _scales(parts: Mapping[str, Source], coding: Coding, block: Indices, read: R
     scales, nested = parts[coding.scale], coding.scale_coding
     if coding.exponents:
         first = int(block.min())
-        return POWERS[_run(scales, first, int(block.max()) + 1, read)[block - first]]
+        powers = _run(scales, first, int(block.max()) + 1, read)[block - first].astype(np.int32) - coding.exponents
+        scaled: Numbers = np.ldexp(np.float32(1), powers)
+        return scaled
     if nested is None:
         return rounded(_of_blocks(scales, block, read), coding.scale_dtype)
     if nested.lookup:
@@ -194,10 +196,6 @@ def _in_tiles(block: Indices, columns: int) -> Indices:
     tile = row // 128 * -(-columns // 4) + column // 4
     found: Indices = ((tile * 32 + row % 32) * 4 + row % 128 // 32) * 4 + column % 4
     return found
-
-
-POWERS = np.append(fp8_table("float8_e8m0fnu")[:255], np.float32(np.inf))
-"""The power of two for which each byte stands as an exponent; 255 stands for infinity."""
 
 
 def unpacked(source: Source, packing: Packing, box: Box, read: Read) -> Raw:

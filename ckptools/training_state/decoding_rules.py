@@ -44,6 +44,9 @@ WORD = 32
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """The place in an integer of the code of each of eight columns. Source: AutoAWQ, `AWQ_REVERSE_ORDER`."""
 
+ONE = 127
+"""The exponent that stands for 1 in a scale of 8 bits (E8M0). Source: OCP Microscaling Formats, 5.4.1."""
+
 GPTQ_BITS = (2, 3, 4, 8)
 GPTQ_1 = "gptq"
 """The format of GPTQ that stores zero points minus 1; it is also the format of configs that state none."""
@@ -109,7 +112,7 @@ def fp8_blocks(parts: Parts) -> Decoded:
     codes, scale = parts[CODES], parts.check("scale_inv", (*FLOATS, "float8_e8m0fnu", "uint8"))
     said = parts.config.quantization if parts.config is not None else {}
     blocks = _blocks(codes.shape, scale.shape, [sizes_in(said.get("weight_block_size"))])
-    exponents = scale.dtype == "uint8"
+    exponents = ONE if scale.dtype == "uint8" else 0
     coding = Coding(CODES, "scale_inv", blocks, "float32", _model_dtype(parts.config), exponents=exponents)
     return Decoded("fp8", coding, codes.shape, {CODES: codes, "scale_inv": scale})
 
@@ -124,7 +127,7 @@ def compressed(parts: Parts) -> Decoded:
         return _packed_floats(parts)
     scale = parts.check("scale", (*FLOATS, "uint8") if codes.dtype in FP8 else FLOATS)
     blocks = _groups(codes.shape, scale.shape, stated)
-    exponents, dtype = scale.dtype == "uint8", "bfloat16" if scale.dtype == "uint8" else scale.dtype
+    exponents, dtype = (ONE, "bfloat16") if scale.dtype == "uint8" else (0, scale.dtype)
     coding = Coding(CODES, "scale", blocks, dtype, dtype, scale_dtype=dtype, exponents=exponents)
     found = {CODES: codes, "scale": scale}
     if _has_zero_points(parts, stated):
@@ -170,7 +173,7 @@ def _packed_floats(parts: Parts) -> Decoded:
     codes, scale = parts[CODES], parts.check("scale", ("uint8", "float8_e4m3fn"))
     if len(codes.shape) != 2:
         raise OtherFormError("it is no matrix")
-    exponents = scale.dtype == "uint8"
+    exponents = ONE if scale.dtype == "uint8" else 0
     shape, block = (codes.shape[0], codes.shape[1] * 2), 32 if exponents else 16
     if shape[1] % block:
         raise OtherFormError(f"its {shape[1]} columns are no multiple of {block}")
@@ -178,21 +181,25 @@ def _packed_floats(parts: Parts) -> Decoded:
     coding = Coding(CODES, "scale", (1, block), "bfloat16", "bfloat16", numbers=FP4, packing=Packing(4, -1))
     found = {CODES: codes, "scale": scale}
     if exponents:
-        return Decoded("mxfp4", coding._replace(exponents=True, scale_dtype="bfloat16"), shape, found)
+        return Decoded("mxfp4", coding._replace(exponents=exponents, scale_dtype="bfloat16"), shape, found)
     found["global_scale"] = parts.check("global_scale", ("float32",), (1,))
     nested = ScaleCoding("", "global_scale", prod(scale.shape), divides=True)
     return Decoded("nvfp4", coding._replace(scale_coding=nested), shape, found)
 
 
 def mxfp4_experts(parts: Parts) -> Decoded:
-    """fp4 of stacked experts, [experts, rows, blocks, 16 bytes]; the weight is [experts, columns, rows]."""
+    """fp4 of stacked experts, [experts, rows, blocks, 16 bytes]; the weight is [experts, columns, rows].
+
+    Codes count double and powers half, so that the largest power, 2**128, is a float32 too.
+    """
     codes = parts.check(CODES, ("uint8",))
     if len(codes.shape) != 4 or codes.shape[-1] != 16 or not codes.contiguous:
         raise OtherFormError(f"its blocks are {sizes_of(codes.shape)}, not experts, rows, blocks and 16 bytes")
     experts, rows, count, _ = codes.shape
     scales = parts.check("scales", ("uint8",), (experts, rows, count))
-    coding = Coding(CODES, "scales", (1, 1, 32), "float32", _model_dtype(parts.config), numbers=FP4)
-    coding = coding._replace(packing=Packing(4, -1), exponents=True, transposed=True)
+    coding = Coding(CODES, "scales", (1, 1, 32), "float32", _model_dtype(parts.config))
+    double = tuple(2 * number for number in FP4)
+    coding = coding._replace(packing=Packing(4, -1), numbers=double, exponents=ONE + 1, transposed=True)
     found = {CODES: codes.reshaped((experts, rows, count * 16)), "scales": scales}
     return Decoded("mxfp4", coding, (experts, count * 32, rows), found)
 
@@ -294,8 +301,11 @@ def _group_size(inputs: int, groups: int, stated: Any) -> int:
 
 def _groups(shape: Ints, grid: Ints, stated: Sequence[Mapping[str, Any]]) -> Ints:
     """The extent of a block of compressed-tensors: the tensor, a row, a group in a row, or a block."""
-    if prod(grid) == 1 or len(grid) != len(shape) or grid[:-1] != shape[:-1]:
-        return _blocks(shape, grid, [sizes_in(one.get("block_structure")) for one in stated])
+    structures = [sizes_in(one.get("block_structure")) for one in stated]
+    if prod(grid) == 1 or any(structures):
+        return _blocks(shape, grid, structures)
+    if len(grid) != len(shape) or grid[:-1] != shape[:-1]:
+        raise OtherFormError(f"its scales, {sizes_of(grid)}, do not fit its shape, {sizes_of(shape)}")
     if not grid[-1] or shape[-1] % grid[-1]:
         raise OtherFormError(f"its {shape[-1]} columns are no multiple of its {grid[-1]} groups")
     size, said = shape[-1] // grid[-1], [one.get("group_size") for one in stated]

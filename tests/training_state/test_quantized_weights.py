@@ -15,7 +15,7 @@ from ckptools.cli import app
 from ckptools.errors import NotWholeError, RefusedError, UsageError
 from ckptools.model.facts import ModelConfig
 from ckptools.training_state.quantized_weights import method_of
-from tests.quantized import COLUMNS, FP8, LAYERS, ROWS, WAYS, codes, folder, made
+from tests.quantized import COLUMNS, DECODED, FP8, LAYERS, ROWS, WAYS, WITHOUT_CONFIG, codes, folder, made
 from tests.truth import FIXTURES
 
 EACH = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
@@ -59,15 +59,24 @@ def test_parameters_are_those_of_the_weights_and_not_of_codes(tmp_path, way):
 
 
 @pytest.mark.slow
-@EACH
+@pytest.mark.parametrize("name", WAYS)
 @pytest.mark.parametrize("config", [True, False])
-def test_codes_are_never_cast_nor_dequantized_in_silence(tmp_path, way, config):
+def test_codes_are_never_cast_nor_dequantized_in_silence(tmp_path, name, config):
+    way = WAYS[name]
     path = folder(tmp_path / "m", way, config)
-    for option in (["--dtype", "bf16"], ["--dequantize"], ["--dequantize", "--dtype", "fp32"]):
+    known = name in (DECODED if config else WITHOUT_CONFIG)
+    done = run("consolidate", path, "-o", tmp_path / "o.safetensors", "--dtype", "bf16")
+    assert done.exit_code == 4 and f"{LAYERS} weights in codes of" in done.stderr
+    assert ("add --dequantize" in done.stderr) is known and (not config or way.words in done.stderr)
+    for option in (["--dequantize"], ["--dequantize", "--dtype", "fp32"]):
         done = run("consolidate", path, "-o", tmp_path / "o.safetensors", *option)
-        assert done.exit_code == 4 and f"{LAYERS} weights in codes of" in done.stderr
-        assert not config or way.words in done.stderr
-    assert [one.name for one in tmp_path.iterdir()] == ["m"]
+        assert (done.exit_code, "in codes of" in done.stderr.replace("CK007", "")) == (
+            (0, not config) if known else (4, True)
+        )
+        assert [one.name for one in tmp_path.iterdir()] == ["m", *(["o.safetensors"] if known else [])]
+        if known:
+            assert "dequantized, as" in done.stderr and len(load_file(tmp_path / "o.safetensors")) == 1 + 2 * LAYERS
+            (tmp_path / "o.safetensors").unlink()
 
 
 @EACH
