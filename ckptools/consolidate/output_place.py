@@ -311,7 +311,8 @@ def original_for(options: ConsolidateOptions, output: OutputPlace, checkpoint: C
         raise UsageError(None, f"{text}: leave out {spelled('only')} and {spelled('tied')}")
     if output.writer is not SAFETENSORS or output.named:
         raise UsageError(output.path, f"{spelled('like')} writes a folder with safetensors: -o DIR/")
-    original = read_original(options.like, bool(checkpoint.options and checkpoint.options.follow_symlinks))
+    links = bool(checkpoint.options and checkpoint.options.follow_symlinks)
+    original = read_original(options.like, links, options.dequantize)
     folder = original.path if original.path.name != "config.json" else original.path.parent
     if folder.resolve() == output.path.parent.resolve():
         raise OutputExistsError(output.path.parent, f"is the folder of {spelled('like')} itself; choose another name")
@@ -367,6 +368,7 @@ def in_folder(layout: OutputLayout, original: Original, output: OutputPlace, dty
     auto = "AutoModelForCausalLM" if causal else "AutoModel"
     load = f"from transformers import {auto}; model = {auto}.from_pretrained({quoted(folder)})"
     notes = [f"{spelled('dtype', dtype)}: config.json still states the dtype of {spelled('like')}"] if dtype else []
+    notes += ["config.json is written without its quantization_config"] if original.dequantized else []
     whole = None if is_remote(folder) else folder
     return replace(layout, folder=whole, texts={**layout.texts, **texts}, load=load, notes=(*layout.notes, *notes))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -10,10 +11,11 @@ from typing import Any
 
 from ckptools.dtypes import ITEMSIZE, SAFETENSORS, SHORT
 from ckptools.errors import ReadError, RefusedError, UsageError
-from ckptools.files.opening import File, check_stays_inside, is_json, location, path_of, read_json, reading
+from ckptools.files.opening import File, OpenFiles, check_stays_inside, is_json, location, path_of, read_json, reading
 from ckptools.formats.hugging_face.files import model_files_in
 from ckptools.formats.open import open_checkpoint, with_all_ranks
 from ckptools.formats.shared.given_names_and_shapes import is_shape
+from ckptools.formats.shared.model_config import without_quantization
 from ckptools.keys.entries import entries_of
 from ckptools.keys.layouts import HUB, Sizes
 from ckptools.model.checkpoint import Checkpoint
@@ -164,6 +166,7 @@ class Original:
         config: the content of `config.json`.
         files: the weight file of each name; empty if there is only a config.
         copied: the content of small files by name, `config.json` last.
+        dequantized: whether the config's statement about quantization was taken out of `config` and `copied`.
     """
 
     path: Path
@@ -171,6 +174,7 @@ class Original:
     config: Mapping[str, Any] = field(repr=False)
     files: Mapping[str, str] = field(repr=False)
     copied: Mapping[str, bytes] = field(repr=False)
+    dequantized: bool = False
 
     @property
     def model_type(self) -> str:
@@ -195,8 +199,11 @@ class Original:
         return next((v for v in values if type(v) is int and 0 < v <= module_shapes.MAX_PARTS), 0)
 
 
-def read_original(given: str | Path, follow_symlinks: bool = False) -> Original:
+def read_original(given: str | Path, follow_symlinks: bool = False, dequantize: bool = False) -> Original:
     """Read the names, the config and the small files of a Hugging Face model; no values.
+
+    With `dequantize` it is the model without its quantization: names and dtypes of the decoded weights, and a config
+    that states none.
 
     Raises:
         UsageError: it is not a Hugging Face model.
@@ -215,8 +222,18 @@ def read_original(given: str | Path, follow_symlinks: bool = False) -> Original:
     if not module_shapes.is_model_config(config):
         raise ReadError(config_path, "states no model_type; it is no config of a Hugging Face model")
     copied = _copied(folder, follow_symlinks) if path == folder else {CONFIG: _content(config_path, follow_symlinks)}
+    plain = without_quantization(config)
+    changed = dequantize and plain != config
+    if changed:
+        config = plain
+        copied = {**copied, CONFIG: (json.dumps(config, indent=2) + "\n").encode()}
     if path == folder and model_files_in(folder):
         whole = open_checkpoint(path, all_ranks=True, follow_symlinks=follow_symlinks)
+        if dequantize and whole.quantized:
+            from ckptools.training_state.packed_values import with_values  # imports numpy
+
+            with OpenFiles() as opened:
+                whole = with_values(whole, opened)
         verdict = verdict_of(whole)
         if verdict.whole is False:
             raise RefusedError(
@@ -224,7 +241,7 @@ def read_original(given: str | Path, follow_symlinks: bool = False) -> Original:
             )
         alone = ((key[-1], t.found[0].sources[0].path) for key, t in tensors_in(whole.tree) if len(t.found) == 1)
         files = {name: path.name for name, path in alone if path.suffix == ".safetensors"}
-        return Original(path, saved_shapes(whole), config, files, copied)
+        return Original(path, saved_shapes(whole), config, files, copied, changed)
     shapes = module_shapes.shapes_from_config(config_path, config)
     # A saved model lacks tied names, and has the config's dtype.
     said = config.get("dtype", config.get("torch_dtype"))
@@ -234,7 +251,7 @@ def read_original(given: str | Path, follow_symlinks: bool = False) -> Original:
         for name, one in shapes.tensors.items()
         if not one.tied
     }
-    return Original(path, replace(shapes, tensors=kept), config, {}, copied)
+    return Original(path, replace(shapes, tensors=kept), config, {}, copied, changed)
 
 
 def can_be_like(path: Path) -> bool:

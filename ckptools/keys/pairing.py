@@ -295,11 +295,14 @@ def pair(
         ReadError: values that must be compared cannot be read.
     """
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor)}
-    encoded = next((name for name, tensor in tensors.items() if tensor.encoded_as), None)
+    encoded = next((name for name, tensor in tensors.items() if tensor.encoded_as and tensor.note), None)
     if encoded is not None:
         raise RefusedError(
             path, f"{encoded} is quantized; {spelled('like')} writes values: add {spelled('dequantize', True)}"
         )
+    if any(tensor.encoded_as for tensor in tensors.values()):
+        # The rows of a weight that is decoded while it is written are not moved.
+        return _checked(_by_renames(tensors, original, assume), tensors, original, args, assume, path, files)
     found = recognise(tensors, original.sizes)
     if original.config and found.layout not in HUB and len(found.placed) * 2 > len(tensors):
         draft = from_trainer(found, tensors, original, args, assume, path)

@@ -38,7 +38,7 @@ from ckptools.tensor_io.checksums import FileRecords, Record, damaged_records
 from ckptools.tensor_io.dcp_items import with_source
 from ckptools.tensor_io.fetch_ahead import no_progress
 from ckptools.tensor_io.numbers import Raw
-from ckptools.tensor_io.read import read_shard
+from ckptools.tensor_io.read import dequantized, read_shard
 from ckptools.text import KeyPath
 from ckptools.training_state.decoding_rules import RULES, OtherFormError, Parts
 from ckptools.training_state.quantized_weights import QuantizedWeight, decoded_in, own_name
@@ -85,6 +85,17 @@ def unpacked(checkpoint: Checkpoint, files: OpenFiles, compare: bool) -> Checkpo
         return made
 
     return replace(checkpoint, tree=rebuilt(checkpoint.tree, weights))
+
+
+def with_values(checkpoint: Checkpoint, files: OpenFiles) -> Checkpoint:
+    """Replace each packed weight and its parts by a tensor of its values, which are read when they are needed.
+
+    Raises:
+        ReadError: a file cannot be read.
+    """
+    found = unpacked(checkpoint, files, compare=False)
+    tree = rebuilt(found.tree, lambda node: {k: dequantized(v) for k, v in node.items() if isinstance(v, Tensor)})
+    return replace(found, tree=tree, quantized=())
 
 
 def weight_at(checkpoint: Checkpoint, path: KeyPath, files: OpenFiles) -> Tensor | None:

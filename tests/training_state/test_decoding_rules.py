@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.errors import NotWholeError, RefusedError
+from ckptools.errors import CkptoolsError, NotWholeError, RefusedError
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.open import open_checkpoint
 from ckptools.model.regions import Box, contiguous_strides
@@ -354,3 +354,36 @@ def test_gptq_and_awq_without_a_config_are_not_told_apart(tmp_path):
     torch.save(case("gptq-int4").parts, tmp_path / "m.pt")
     with pytest.raises(RefusedError, match="in codes of gptq or awq"):
         written(tmp_path / "m.pt", tmp_path / "o.safetensors")
+
+
+# -- a Hugging Face folder ---------------------------------------------------------------------------------------------
+
+
+def test_a_folder_like_the_quantized_one_has_its_names_and_a_config_that_states_no_quantization(tmp_path):
+    known = case("fp8-channel")
+    path = known.folder(tmp_path / "m", {**known.config, "text_config": {"quantization_config": {"bits": 4}, "a": 1}})
+    done = ckptools.open(path).consolidate(f"{tmp_path}/o/", like=path, dequantize=True, check=True)
+    found = load_file(tmp_path / "o/model.safetensors")
+    assert found.keys() == {*known.truth, "embed.weight"}
+    assert all(same(found[key], value) for key, value in known.truth.items())
+    config = json.loads((tmp_path / "o/config.json").read_text())
+    assert config == {"model_type": "llama", "dtype": "bfloat16", "text_config": {"a": 1}}
+    assert "config.json is written without its quantization_config" in done.notes
+    assert ckptools.open(tmp_path / "o").problems == () and "quantization" in (path / "config.json").read_text()
+
+
+def test_a_folder_like_a_plain_one_keeps_its_config_byte_for_byte(tmp_path):
+    known = case("gptq-int4")
+    path = known.folder(tmp_path / "m")
+    plain = Case({**known.truth}, {"model_type": "llama", "dtype": "float16"}, {}).folder(tmp_path / "p")
+    ckptools.open(path).consolidate(f"{tmp_path}/o/", like=plain, dequantize=True)
+    assert same(load_file(tmp_path / "o/model.safetensors")["layers.0.weight"], known.truth["layers.0.weight"])
+    assert (tmp_path / "o/config.json").read_bytes() == (plain / "config.json").read_bytes()
+
+
+def test_like_without_dequantize_is_refused(tmp_path):
+    path = case("fp8-channel").folder(tmp_path / "m")
+    plain = Case(case("fp8-channel").truth, {"model_type": "llama"}, {}).folder(tmp_path / "p")
+    with pytest.raises(CkptoolsError):
+        ckptools.open(path).consolidate(f"{tmp_path}/o/", like=plain)
+    assert not (tmp_path / "o").exists()

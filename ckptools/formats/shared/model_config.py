@@ -109,3 +109,10 @@ def _quantization(path: Path, name: str, content: Mapping[str, Any]) -> tuple[Ma
         found = None
     stated = found.get("quantization") if isinstance(found, Mapping) else None
     return ({**stated, "quant_method": "modelopt"}, MODELOPT) if isinstance(stated, Mapping) else ({}, "")
+
+
+def without_quantization(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A config without what it states about the quantization of the weights."""
+    kept = {key: value for key, value in content.items() if key not in KEYS}
+    inside = {key: kept[key] for key in INSIDE if isinstance(kept.get(key), Mapping)}
+    return {**kept, **{key: {k: v for k, v in config.items() if k not in KEYS} for key, config in inside.items()}}
