@@ -117,8 +117,8 @@ class ConsolidateOptions:
     )
     dequantize: bool = option(
         False,
-        "Write the values of quantized tensors, as their class (torchao's) or bitsandbytes computes them; codes of any "
-        "other kind are refused.",
+        "Write the values of quantized weights, as their class or library computes them: torchao, bitsandbytes, fp8 "
+        "blocks, compressed-tensors, MXFP4, GPTQ, AWQ. Codes of any other kind are refused.",
     )
     prefer_rank: int | None = option(None, "Where ranks hold different copies of one tensor, take this rank's.")
     dry_run: bool = option(False, "Check and plan; write nothing.", common=True)

@@ -264,6 +264,22 @@ class Checkpoint:
 
         return show(self, keys, values, private, all_ranks, None if self.all_ranks else self.with_all_ranks)
 
+    def dequantized(self) -> Checkpoint:
+        """The same checkpoint with the values of quantized weights in the place of their codes and scales.
+
+        Values are computed when they are read. Each weight has its own name: `a.weight_packed` is `a.weight`. A weight
+        that ckptools cannot decode keeps its codes, or a tensor whose `note` says why.
+
+        Raises:
+            ReadError: a file cannot be read.
+        """
+        from ckptools.files.opening import OpenFiles
+        from ckptools.formats.open import with_all_ranks
+        from ckptools.training_state.packed_values import with_values
+
+        with OpenFiles() as files:
+            return with_values(with_all_ranks(self), files)
+
     @in_python
     def verify(
         self,
@@ -555,8 +571,8 @@ class Checkpoint:
                 a hole is left out.
             fill_from: another checkpoint of the same run, from which missing or damaged regions are taken; each is
                 listed, and the output says that it is not whole. A checkpoint of another run is refused.
-            dequantize: write the values of quantized tensors, as their class (torchao's) computes them; without it they
-                are refused.
+            dequantize: write the values of quantized weights, as their class or library computes them. Without it a
+                tensor whose class has its own scales is refused, and other codes are written as they are.
             prefer_rank: take this rank's copy of a tensor whose copies differ.
             check: read the output back with the format's own library before it gets its name, and compare it with the
                 shards; for a dry run, compare the source with its checksums.

@@ -435,7 +435,8 @@ class Tensor(ArrayMethods):
         """
         if self.coded is not None and self.are_codes:
             text = f"holds {self.coded.words}, and this tensor alone makes no values"
-            raise RefusedError(None, f"{self.name or 'the tensor'} {text}; .load() has the codes")
+            way = "the checkpoint's dequantized() the values"
+            raise RefusedError(None, f"{self.name or 'the tensor'} {text}; .load() has the codes, {way}")
         from ckptools.tensor_io import read
         from ckptools.tensor_io.read import dequantized
 

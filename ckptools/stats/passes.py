@@ -141,6 +141,8 @@ def readable(part: MeasuredPart) -> ReadableSources:
     except ReadError as error:
         return ReadableSources((), said(error))
     found = tuple(shard.source for shard in shards if shard.source is not None)
+    if any(shard.encoded is not None for shard in shards):
+        return ReadableSources((), "is stored as codes, of whose values no figures are made")
     if part.rank is not None:
         return ReadableSources(found, "" if len(found) == len(shards) else "no file here holds it")
     wrong = cover_problem(replace(tensor, shards=tuple(shards)), part.name)

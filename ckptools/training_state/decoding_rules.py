@@ -35,7 +35,7 @@ from ckptools.pickles.classes.codings import FLOATS, FP4, sizes_in
 from ckptools.tensor_io.numbers import decoded
 from ckptools.tensor_io.read import Read, unpacked
 from ckptools.text import shape as sizes_of
-from ckptools.training_state.quantized_weights import FP8, bits_of, compressed_weights
+from ckptools.training_state.quantized_weights import FP8, bits_of, compressed_weights, gptq_format
 
 DEEPSEEK_BLOCK: Ints = (128, 128)
 WORD = 32
@@ -48,8 +48,6 @@ ONE = 127
 """The exponent that stands for 1 in a scale of 8 bits (E8M0). Source: OCP Microscaling Formats, 5.4.1."""
 
 GPTQ_BITS = (2, 3, 4, 8)
-GPTQ_1 = "gptq"
-"""The format of GPTQ that stores zero points minus 1; it is also the format of configs that state none."""
 
 
 class OtherFormError(Exception):
@@ -232,7 +230,7 @@ def gptq(parts: Parts) -> Decoded:
         if len(order.shape) != 1 or numbers.min() < 0 or numbers.max() >= groups:
             raise OtherFormError(f"its g_idx names groups beyond its {groups}")
         coding, found = coding._replace(groups="g_idx"), {**found, "g_idx": order}
-    if said.get("checkpoint_format", GPTQ_1) == GPTQ_1:
+    if gptq_format("gptq", said) == "gptq":  # not gptq_v2
         coding = coding._replace(zero_offset=1)
         if unpacked(zeros, Packing(bits, -1), Box.whole(scales.shape), parts.read).max() == (1 << bits) - 1:
             text = f"a zero point is {(1 << bits) - 1}, and 1 more does not fit {bits} bits"
@@ -349,6 +347,11 @@ def _has_zero_points(parts: Parts, stated: Sequence[Mapping[str, Any]]) -> bool:
 def _with_order(kind: str, parts: Parts, coding: Coding, shape: Ints, found: Mapping[str, Source]) -> Decoded:
     """Add the group of each column, if columns were quantized in another order; -1 stands for no such order."""
     if "g_idx" not in parts.found:
+        stated = [] if parts.config is None else compressed_weights(parts.config, parts[CODES].dtype)
+        if stated and all(one.get("actorder") in ("group", "dynamic", True) for one in stated):
+            raise OtherFormError(
+                "its g_idx is not here, and the config says that its columns have an order of their own"
+            )
         return Decoded(kind, coding, shape, found)
     source = parts.check("g_idx", ("int32", "int64"), shape[-1:])
     numbers = parts.numbers("g_idx")

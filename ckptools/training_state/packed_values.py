@@ -95,7 +95,8 @@ def with_values(checkpoint: Checkpoint, files: OpenFiles) -> Checkpoint:
     """
     found = unpacked(checkpoint, files, compare=False)
     tree = rebuilt(found.tree, lambda node: {k: dequantized(v) for k, v in node.items() if isinstance(v, Tensor)})
-    return replace(found, tree=tree, quantized=())
+    left = tuple(scheme for scheme in found.quantized if not scheme.dequantized)
+    return replace(found, tree=tree, quantized=left)
 
 
 def weight_at(checkpoint: Checkpoint, path: KeyPath, files: OpenFiles) -> Tensor | None:

@@ -246,13 +246,25 @@ def decoder_of(weight: QuantizedWeight, node: Mapping[str, Any], config: ModelCo
         return layout.decoder if codes.dtype in FP8 else ""
     if layout.decoder != "gptq":
         return layout.decoder
-    # GPTQ and AWQ share names; formats for one kernel shuffle the codes.
-    form = next((said[key] for key in ("checkpoint_format", "version", "format") if isinstance(said.get(key), str)), "")
-    return method if form.lower() in GPTQ_FORMATS[method] and codes.dtype == "int32" else ""
+    return method if gptq_format(method, said) and codes.dtype == "int32" else ""
 
 
-GPTQ_FORMATS = {"gptq": ("", "gptq", "gptq_v2"), "awq": ("", "gemm")}
-"""The formats of GPTQ and AWQ that ckptools decodes; "" for a config that states none."""
+def gptq_format(method: str, said: Mapping[str, Any]) -> str:
+    """The format of codes of GPTQ or AWQ that a config states; "" if ckptools does not decode it, as of one kernel."""
+    keys, formats = GPTQ_FORMATS[method]
+    stated = {str(said[key]).lower() for key in keys if said.get(key) is not None} or set(formats[:1])
+    symmetric = method == "awq" and (said.get("zero_point") is False or said.get("backend") == "llm-awq")
+    return stated.pop() if len(stated) == 1 and stated <= set(formats) and not symmetric else ""
+
+
+GPTQ_FORMATS = {
+    "gptq": (("checkpoint_format", "format"), ("gptq", "gptq_v2")),
+    "awq": (("version", "checkpoint_format", "format"), ("gemm",)),
+}
+"""The keys of a config that state the format of codes, and the formats that ckptools decodes.
+
+The first format is that of configs that state none, as older versions of the libraries write them.
+"""
 
 
 # -- the marks ---------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import ckptools
 from ckptools.cli import app
-from ckptools.errors import CkptoolsError, NotWholeError, RefusedError
+from ckptools.errors import CkptoolsError, NotWholeError, ReadError, RefusedError
 from ckptools.files.opening import OpenFiles
 from ckptools.formats.open import open_checkpoint
 from ckptools.model.regions import Box, contiguous_strides
@@ -279,6 +279,24 @@ def test_parts_that_do_not_fit_together_are_refused_by_name(tmp_path, name, chan
     assert [one.name for one in tmp_path.iterdir()] == ["m"]
 
 
+def test_columns_in_an_order_of_their_own_need_the_order(tmp_path):
+    known = case("int4-g-idx")
+    (group,) = known.config["quantization_config"]["config_groups"].values()
+    groups = {"group_0": {**group, "weights": {**group["weights"], "actorder": "group"}}}
+    path = known.folder(tmp_path / "m", known.stated(config_groups=groups), **{"0.weight_g_idx": None})
+    with pytest.raises(
+        NotWholeError, match="its g_idx is not here, and the config says that its columns have an order"
+    ):
+        written(path, tmp_path / "o.safetensors")
+
+
+@pytest.mark.parametrize("stated", [{"checkpoint_format": "GPTQ"}, {"checkpoint_format": None}, {"format": "gptq"}])
+def test_the_older_format_of_gptq_is_known_in_every_spelling(tmp_path, stated):
+    known = case("gptq-int4")
+    found = written(known.folder(tmp_path / "m", known.stated(**stated)), tmp_path / "o.safetensors")
+    assert same(found["layers.0.weight"].load(), known.truth["layers.0.weight"])
+
+
 @pytest.mark.parametrize(
     ("name", "part", "why"),
     [
@@ -337,6 +355,10 @@ def test_a_flipped_bit_in_a_part_that_is_looked_at_first_is_noticed(tmp_path):
         ("gptq-int4", {"checkpoint_format": "marlin"}, "gptq int4, groups of 32"),
         ("gptq-int4", {"checkpoint_format": "gptq_p"}, "gptq int4, groups of 32"),
         ("gptq-int4", {"quant_method": "auto-round"}, "auto-round int4, groups of 32"),
+        ("gptq-int4", {"format": "bitblas"}, "gptq int4, groups of 32"),
+        ("gptq-int4", {"checkpoint_format": 2}, "gptq int4, groups of 32"),
+        ("awq", {"zero_point": False}, "awq int4, groups of 32"),
+        ("awq", {"backend": "llm-awq"}, "awq int4, groups of 32"),
         ("awq", {"version": "gemv"}, "awq int4, groups of 32"),
         ("awq", {"version": "exllama"}, "awq int4, groups of 32"),
         ("fp8-channel", {"quant_method": "modelopt"}, "modelopt"),
@@ -387,3 +409,40 @@ def test_like_without_dequantize_is_refused(tmp_path):
     with pytest.raises(CkptoolsError):
         ckptools.open(path).consolidate(f"{tmp_path}/o/", like=plain)
     assert not (tmp_path / "o").exists()
+
+
+# -- in Python ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_dequantized_checkpoint_has_values_that_are_read_when_they_are_needed(tmp_path):
+    known = case("int4-zero-points")
+    ck = ckptools.open(known.folder(tmp_path / "m")).dequantized()
+    assert ck.model.keys() == {*known.truth, "embed.weight"} and ck.quantized == ()
+    tensor, truth = ck["layers.1.weight"], known.truth["layers.1.weight"]
+    assert same(tensor.load(), truth) and same(tensor[2:7, ::3], truth[2:7, ::3]) and same(tensor.dequantize(), truth)
+    assert [row.problem for row in ck.stats().rows if row.name in known.truth] == [
+        "is stored as codes, of whose values no figures are made"
+    ] * 2
+
+
+def test_diff_compares_values_with_those_of_another_checkpoint(tmp_path):
+    known = case("gptq-int3")
+    ck = ckptools.open(known.folder(tmp_path / "m")).dequantized()
+    plain = Case(dict(known.truth), {"model_type": "llama"}, {})
+    assert ckptools.diff(ck, plain.folder(tmp_path / "same"), values=True).same
+    changed = known.truth["layers.0.weight"].clone()
+    changed[5, 6] += 1
+    other = Case({"layers.0.weight": changed}, {"model_type": "llama"}, {}).folder(tmp_path / "other")
+    (row,) = (row for row in ckptools.diff(ck, other, values=True).tensors if row.verdict != "same")
+    assert (row.name, row.verdict) == ("layers.0.weight", "differs") and row.max == pytest.approx(1, abs=1e-3)
+
+
+def test_what_cannot_be_decoded_keeps_its_codes_or_says_why(tmp_path):
+    known = case("awq")
+    codes = ckptools.open(known.folder(tmp_path / "m", known.stated(version="gemv"))).dequantized()
+    assert codes["layers.0.qweight"].are_codes and len(codes.quantized) == 1
+    path = known.folder(tmp_path / "n", **{"0.scales": torch.ones(3, 40).half()})
+    tensor = ckptools.open(path).dequantized()["layers.0.weight"]
+    assert "do not fit its scales" in tensor.note
+    with pytest.raises(ReadError, match="do not fit its scales"):
+        tensor.load()
