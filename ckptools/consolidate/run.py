@@ -56,7 +56,7 @@ from ckptools.model.tree import tensors_in
 from ckptools.option import spelled
 from ckptools.rules.verdict import verdict_of
 from ckptools.tensor_io.fetch_ahead import Progress, no_progress
-from ckptools.text import fqn_of, plural
+from ckptools.text import few, fqn_of, plural
 from ckptools.training_state.models import ALL
 from ckptools.training_state.sections import sections_of, sections_of_kind
 
@@ -94,10 +94,9 @@ def consolidate(
     output = adapter.place if adapter is not None else output
     original, likeness = original_for(options, output, whole) if adapter is None else None, None
     with OpenFiles() as files:
+        unused: list[str] = []
         if options.dequantize:
-            from ckptools.training_state.packed_values import unpacked  # needs numpy
-
-            whole = unpacked(whole, files, compare=not options.unchecked)
+            whole, unused = _decoded(whole, files, options.unchecked)
         part = adapter.part if adapter else options.only or _usual_part(whole, output.writer)
         _check_codes(whole, part, options)
         notes = check_files(whole, part, files, options.unchecked)
@@ -119,6 +118,8 @@ def consolidate(
         layout = adapter.in_folder(layout, options) if adapter else layout
         selection.left_out |= layout.left_out
         selection.notes += [*note_on_carried(selection), *_notes_on_codes(whole, layout, options.dequantize)]
+        if unused:
+            selection.notes.append(f"scales of activations are left out: {few(unused, 1)}")
         texts = dict(layout.texts)
         missed = selection.left_out or selection.missing or selection.carried or selection.passed_over
         if missed or selection.borrowed or (selection.unsure and not selection.with_record):
@@ -159,6 +160,16 @@ def _donor(whole: Checkpoint, part: str, files: OpenFiles, options: ConsolidateO
         tensors = ((fqn_of(path), tensor) for path, tensor in donor.tensors.items())
         donor.damage = compare(tensors, files, options.threads, progress, lambda _: None).damaged
     return donor
+
+
+def _decoded(whole: Checkpoint, files: OpenFiles, unchecked: bool) -> tuple[Checkpoint, list[str]]:
+    """The checkpoint with weights in the place of their codes, and the names of scales that nothing needs any more."""
+    from ckptools.training_state.packed_values import ACTIVATIONS, unpacked  # needs numpy
+
+    found = unpacked(whole, files, compare=not unchecked)
+    kept = {path for path, _ in tensors_in(found.tree)}
+    gone = (path for path, _ in tensors_in(whole.tree) if path not in kept)
+    return found, [fqn_of(path) for path in gone if str(path[-1]).rpartition(".")[2] in ACTIVATIONS]
 
 
 def _check_codes(whole: Checkpoint, part: str, options: ConsolidateOptions) -> None:

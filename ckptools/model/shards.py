@@ -231,6 +231,8 @@ class Encoded(NamedTuple):
         blocks = self.coding.blocks
         if isinstance(blocks, int):
             return f"{blocks} elements"
+        if self.coding.transposed:
+            blocks = (*blocks[:-2], blocks[-1], blocks[-2])
         return "the whole" if blocks == self.shape else shape_text(blocks)
 
 

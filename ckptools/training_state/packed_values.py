@@ -52,6 +52,11 @@ FP4 = tuple(sign * number / 12 for sign in (1, -1) for number in (0, 0.0625, 8, 
 TABLES = {"nf4": NF4, "fp4": FP4}
 """The numbers of 4-bit codes. bitsandbytes computes with these, whatever `quant_map` a file has."""
 
+ACTIVATIONS = (
+    "input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point", "activation_scale",
+)  # fmt: skip
+"""Names beside a quantized weight that say how its module's inputs and outputs are quantized."""
+
 BLOCK_SIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 MAX_STATE = 64 << 10
 """At most this many bytes of a weight's JSON are read."""
@@ -61,7 +66,7 @@ INT8_FACTOR = 7.874015718698502e-3
 
 
 def unpacked(checkpoint: Checkpoint, files: OpenFiles, compare: bool) -> Checkpoint:
-    """Replace each packed weight and its parts by one quantized tensor.
+    """Replace each packed weight and its parts by one quantized tensor; leave out the scales of its activations.
 
     Args:
         checkpoint: one with every rank's structure.
@@ -81,6 +86,8 @@ def unpacked(checkpoint: Checkpoint, files: OpenFiles, compare: bool) -> Checkpo
         made: dict[Any, Any] = dict.fromkeys(parts, GONE)
         for key, (rule, one) in packed.items():
             name = own_name(key, one.layout)
+            module = name[: -len(name.rpartition(".")[2])]
+            made |= {f"{module}{end}": GONE for end in ACTIVATIONS if rule != "bitsandbytes"}
             made |= {name: GONE, key: Renamed(name, reader.weight(node, rule, one))}
         return made
 

@@ -253,8 +253,9 @@ def gptq_format(method: str, said: Mapping[str, Any]) -> str:
     """The format of codes of GPTQ or AWQ that a config states; "" if ckptools does not decode it, as of one kernel."""
     keys, formats = GPTQ_FORMATS[method]
     stated = {str(said[key]).lower() for key in keys if said.get(key) is not None} or set(formats[:1])
-    symmetric = method == "awq" and (said.get("zero_point") is False or said.get("backend") == "llm-awq")
-    return stated.pop() if len(stated) == 1 and stated <= set(formats) and not symmetric else ""
+    if method == "awq" and (said.get("zero_point") is False or said.get("backend") == "llm-awq"):
+        return ""
+    return stated.pop() if len(stated) == 1 and stated <= set(formats) else ""
 
 
 GPTQ_FORMATS = {

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -446,3 +447,44 @@ def test_what_cannot_be_decoded_keeps_its_codes_or_says_why(tmp_path):
     assert "do not fit its scales" in tensor.note
     with pytest.raises(ReadError, match="do not fit its scales"):
         tensor.load()
+
+
+# -- what lies beside --------------------------------------------------------------------------------------------------
+
+
+def test_scales_of_activations_are_left_out_with_their_weights_and_that_is_said(tmp_path):
+    known = case("nvfp4")
+    beside = {"layers.0.input_global_scale": torch.ones(1), "layers.0.k_scale": torch.ones(1)}
+    path = known._replace(parts={**known.parts, **beside, "other.input_scale": torch.ones(1)}).folder(tmp_path / "m")
+    done = ckptools.open(path).consolidate(tmp_path / "o.safetensors", dequantize=True)
+    found = load_file(tmp_path / "o.safetensors")
+    assert found.keys() == {*known.truth, "embed.weight", "layers.0.k_scale", "other.input_scale"}
+    assert "scales of activations are left out: layers.0.input_global_scale" in done.notes
+
+
+@pytest.mark.parametrize("name", ["int4-group", "nvfp4", "gpt-oss"])
+def test_parts_may_lie_in_different_files_and_in_dcp(tmp_path, name):
+    known = case(name)
+    names, parts = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)], sorted(known.parts.items())
+    (tmp_path / "m").mkdir()
+    for file, own in zip(names, (parts[::2], parts[1::2]), strict=True):
+        save_file({key: value.contiguous() for key, value in own}, tmp_path / "m" / file, {"format": "pt"})
+    index = {"weight_map": {key: names[n % 2] for n, (key, _) in enumerate(parts)}}
+    (tmp_path / "m/model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "m/config.json").write_text(json.dumps(known.config))
+    dcp.save({"model": known.parts}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    for source in ("m", "dcp"):
+        model = written(tmp_path / source, tmp_path / f"{source}.safetensors")
+        assert all(same(model[key].load(), value) for key, value in known.truth.items())
+
+
+def test_codes_that_are_cut_over_ranks_are_refused(tmp_path):
+    known = case("int4-group")
+    cut = {
+        key: value.chunk(2) if key.endswith("weight_packed") else (value, value) for key, value in known.parts.items()
+    }
+    for rank in range(2):
+        torch.save({"model": {key: value[rank].clone() for key, value in cut.items()}}, tmp_path / f"rank{rank}.pt")
+    with pytest.raises(NotWholeError):
+        ckptools.open(tmp_path / "rank0.pt").consolidate(tmp_path / "o.safetensors", dequantize=True)
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["rank0.pt", "rank1.pt"]
