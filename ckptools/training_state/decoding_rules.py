@@ -148,7 +148,7 @@ def _packed_integers(parts: Parts, stated: Sequence[Mapping[str, Any]]) -> Decod
         raise OtherFormError(f"its codes, {sizes_of(codes.shape)}, do not fit its shape, {sizes_of(shape)}")
     bits = _one_of(
         [n for n in range(1, 9) if _words(shape[1], n) == codes.shape[1]],
-        {one.get("num_bits") for one in stated},
+        [one.get("num_bits") for one in stated],
         f"its codes, {sizes_of(codes.shape)}, do not fit its shape, {sizes_of(shape)}",
     )
     blocks = _groups(shape, scale.shape, stated)
@@ -217,7 +217,7 @@ def gptq(parts: Parts) -> Decoded:
     fitting = [n for n in GPTQ_BITS if zeros.shape == (groups, _words(outputs, n))]
     fitting = [n for n in fitting if order is None or codes.shape[0] == _words(inputs, n)]
     why = f"its qweight, {sizes_of(codes.shape)}, and qzeros, {sizes_of(zeros.shape)}, do not fit"
-    bits = _one_of(fitting, {bits_of(parts.config)}, f"{why} its scales, {sizes_of(scales.shape)}")
+    bits = _one_of(fitting, [bits_of(parts.config)], f"{why} its scales, {sizes_of(scales.shape)}")
     inputs = inputs or codes.shape[0] * WORD // bits
     size = _group_size(inputs, groups, None if said.get("dynamic") else said.get("group_size"))
     if codes.shape[1] != outputs:
@@ -271,9 +271,9 @@ def _words(count: int, bits: int) -> int:
     return -(-count * bits // WORD)
 
 
-def _one_of(fitting: Sequence[int], stated: Iterable[Any], why: str) -> int:
+def _one_of(fitting: Sequence[int], stated: Sequence[Any], why: str) -> int:
     """The only number of bits that fits the shapes; if several fit, the one that the config states."""
-    chosen = fitting if len(fitting) == 1 else [bits for bits in fitting if bits in set(stated)]
+    chosen = fitting if len(fitting) == 1 else [bits for bits in fitting if bits in stated]
     if len(chosen) != 1:
         raise OtherFormError(why if not fitting else f"its shapes fit codes of {' and '.join(map(str, fitting))} bits")
     return chosen[0]

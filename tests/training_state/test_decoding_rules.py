@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -488,3 +489,24 @@ def test_codes_that_are_cut_over_ranks_are_refused(tmp_path):
     with pytest.raises(NotWholeError):
         ckptools.open(tmp_path / "rank0.pt").consolidate(tmp_path / "o.safetensors", dequantize=True)
     assert sorted(one.name for one in tmp_path.iterdir()) == ["rank0.pt", "rank1.pt"]
+
+
+ODD = [None, True, -1, 0, 2**70, 1.5, "", "4", [], [128], [0, 0], [128, 128, 128], {}, {"a": 1}]
+
+
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_statement_of_a_config_gives_the_right_values_or_an_error(tmp_path, data):
+    known = case(data.draw(st.sampled_from(["fp8-scale-inv", "fp8-block", "int4-zero-points", "gptq-int4", "awq"])))
+    stated = json.loads(json.dumps(known.config["quantization_config"]))
+    weights = next(iter(stated.get("config_groups", {"": {"weights": {}}}).values()))["weights"]
+    place = data.draw(st.sampled_from([stated, weights]))
+    keys = ["bits", "group_size", "format", "checkpoint_format", "weight_block_size", "dynamic", "config_groups"]
+    keys += ["num_bits", "block_structure", "symmetric", "actorder", "strategy", "type", "version", "quant_method"]
+    place[data.draw(st.sampled_from(keys))] = data.draw(st.sampled_from(ODD))
+    folder = Path(tempfile.mkdtemp(dir=tmp_path))
+    try:
+        model = written(known.folder(folder / "m", known.stated() | {"quantization_config": stated}), folder / "o.pt")
+    except CkptoolsError:
+        return
+    assert all(same(model[key].load(), value) for key, value in known.truth.items())
