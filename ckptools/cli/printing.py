@@ -81,6 +81,15 @@ def remark(text: str) -> None:
         _complain(in_roles("\n".join(lines), in_color(sys.stderr)))
 
 
+def remark_next(command: str) -> None:
+    """Propose the next command on stderr; a comment that does not fit behind it has a line of its own."""
+    line, width = f"next: {command}", screen(sys.stderr).width
+    if width is not None and len(line) > width:
+        typed, _, comment = line.partition("     # ")
+        line = f"{typed}\n      # {comment}" if comment else line
+    remark(line)
+
+
 def say_rendered(lines: Iterable[str]) -> None:
     """Print lines on stderr that are already printable and coloured."""
     for line in lines:

@@ -698,11 +698,6 @@ def read_line(report: Report) -> str:
     return f"{read}; no tensor values"
 
 
-def next_line(report: Report) -> str:
-    """Propose the next command; "" if none would work."""
-    return f"next: {report.next}" if report.next else ""
-
-
 # -- param groups and facts as tables of a page ------------------------------------------------------------------------
 
 

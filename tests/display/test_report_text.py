@@ -11,7 +11,6 @@ from ckptools.display.screen import Screen
 from ckptools.inspect.record import (
     SchedulerRow,
     inspect_report,
-    next_line,
     optimizer_lines,
     read_line,
     report_text,
@@ -45,7 +44,7 @@ def test_a_report_reads_well(name, golden):
     report = inspect_report(CASES[name]())
     golden(
         f"{name}.txt",
-        f"{report_text(report)}\n\n{read_line(report)}\n{next_line(report)}",
+        f"{report_text(report)}\n\n{read_line(report)}\nnext: {report.next}",
     )
 
 

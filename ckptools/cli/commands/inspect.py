@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from ckptools.cli.options import OpeningOptions, TableOptions
-from ckptools.cli.printing import answered_in_json, opened, remark, remark_private, screen, show
+from ckptools.cli.printing import answered_in_json, opened, remark, remark_next, remark_private, screen, show
 from ckptools.cli.terminal import Printing
 from ckptools.errors import UsageError
 from ckptools.option import option
@@ -126,7 +126,7 @@ def reader_of(engine: str, trust: bool) -> Reader | None:
 
 def show_text(report: Report, details: Sequence[Detail], private: bool) -> None:
     """Print the report, or the requested sections; on stderr, the files read and the next command."""
-    from ckptools.inspect.record import next_line, read_line, report_text
+    from ckptools.inspect.record import read_line, report_text
 
     if details:
         from ckptools.inspect.sections import section_text
@@ -136,5 +136,6 @@ def show_text(report: Report, details: Sequence[Detail], private: bool) -> None:
         shown = report_text(report, screen(), private, everything=Printing.verbose)
     show(encodable(shown, sys.stdout.encoding))
     remark_private(sum(detail.private for detail in details))
-    lines = "\n".join(filter(None, (read_line(report), next_line(report))))
-    remark(f"\n{lines}")
+    remark(f"\n{read_line(report)}")
+    if report.next:
+        remark_next(report.next)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ckptools.cli.options import CheckOptions, OpeningOptions, TableOptions
-from ckptools.cli.printing import answered_in_json, opened, remark, show, show_answer
+from ckptools.cli.printing import answered_in_json, opened, remark, remark_next, show, show_answer
 from ckptools.cli.progress import Progress
 from ckptools.errors import UsageError
 from ckptools.option import option
@@ -84,7 +84,8 @@ def verify(
 
             following = way_out(checkpoint, opening.arguments, found.problems)
             if following is not None:
-                remark(f"\nnext: {following}")
+                remark("")
+                remark_next(str(following))
     if not found.ok:
         raise SystemExit(1)
 
