@@ -15,6 +15,9 @@ import ckptools
 from tests.thorough import THOROUGH
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
+SEVERAL = (FIXTURES / "peft-adapters",)
+"""Folders of many checkpoints, none of which is the folder itself."""
+
 GOLDEN = Path(__file__).parent / "formats" / "golden"
 """What tests/formats/test_as_read.py compares each fixture with."""
 
