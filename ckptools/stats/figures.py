@@ -94,7 +94,8 @@ def statistics(
     rows = [_stats_row(part, one, *taken[one]) for part, one in zip(parts, readables, strict=True)]
     whole = not any(row.problem or row.rank is not None for row in rows)
     floats = [s for s, a in zip(sums, arrays, strict=True) if a and is_floating(a[0].dtype)]
-    l2 = (reduce(merged, floats, NOTHING).l2 or 0.0) if whole else None
+    several = len({part.section for part in parts if part.kind == "model"}) > 1  # a norm of two models means nothing
+    l2 = (reduce(merged, floats, NOTHING).l2 or 0.0) if whole and not several else None
     elements, nonfinite = sum(row.elements for row in rows), sum(row.nonfinite for row in rows)
     odd = suspects(parts, rows, [taken[one][0].peaks for one in readables]) if look else NOT_LOOKED
     return with_totals(path, "values", rows, started, sum(one.nbytes for one in found), elements, nonfinite, l2, odd)

@@ -188,7 +188,7 @@ class Statistics(PagedRecord, Generic[Row]):
 
     Attributes:
         l2: l2 norm of all floating-point tensors, over finite elements, tied tensors counted once; None if some could
-            not be read, and for statistics by rank, of moments or of dead rows.
+            not be read, and for statistics of several models, by rank, of moments or of dead rows.
         incomplete: number of rows with a problem, whose statistics are missing or incomplete.
         suspects: tensors worth a look, the worst first; only for statistics of values.
         in_range: how many weights were examined for elements too large for a weight.

@@ -152,7 +152,9 @@ def test_commands_that_list_show_every_model_with_its_role_unless_one_is_named(t
 def test_counts_are_never_summed_over_models(tmp_path):
     path = saved(tmp_path / "x.pt", {"model": Net(), "ema": Net()})
     assert "9 tensors" in next(line for line in run("inspect", path)[1].splitlines() if "layout" in line)
-    assert json.loads(run("stats", path, "--json")[1])["tensors"] == 9
+    found = json.loads(run("stats", path, "--json")[1])
+    assert found["tensors"] == 9 and found["l2"] is not None
+    assert json.loads(run("stats", path, "--json", "--model", "all")[1])["l2"] is None
     run("report", path, "-o", tmp_path / "x.html")
     assert "37" in (tmp_path / "x.html").read_text().partition("parameters")[2][:200]
 
