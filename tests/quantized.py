@@ -129,6 +129,11 @@ WAYS = {
         {"codes": (codes, ROWS, 8, 1, torch.int8), "codebooks": (numbers, 1, 256, 1, 8), "scales": (numbers, ROWS, 1)},
         {"quant_method": "aqlm", "nbits_per_codebook": 8}, "aqlm", None,
     ),
+    "quip#": Way(
+        {"Qidxs": (codes, ROWS, COLUMNS // 8, torch.int64), "Wscale": (numbers,), "SU": (numbers, COLUMNS),
+         "SV": (numbers, ROWS), "codebook_id": (codes,)},
+        {"quant_method": "quip"}, "quip", None,
+    ),
     "mlx": Way(
         {"weight": (codes, ROWS, COLUMNS // 8, torch.uint32), "scales": (numbers, ROWS, 1, torch.float16),
          "biases": (numbers, ROWS, 1, torch.float16)},

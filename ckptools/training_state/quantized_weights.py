@@ -18,7 +18,7 @@ AutoGPTQ 0.7.1 and GPTQModel (`qlinear_*.py`: `qweight`, `qzeros`, `scales`, `g_
 (torch/export/quant_utils.py: `weight_scale_2`); TensorRT-LLM (layers/quantized: `weights_scaling_factor`); quanto 0.2
 (`WeightQBytesTensor.save_to_state_dict`); HQQ 0.2 (`HQQLinear.state_dict_keys`); AQLM 1.1 (`QuantizedLinear`); torchao
 0.18 (prototype/safetensors); mlx 0.20 (`nn.QuantizedLinear`); vLLM (mistral's `qscale_weight`); DeepSeek-V3
-(inference/convert.py: `scale`); ComfyUI (`scale_weight`).
+(inference/convert.py: `scale`); QuIP# (lib/linear/quantized_linear.py: `Qidxs`); ComfyUI (`scale_weight`).
 """
 
 from __future__ import annotations
@@ -125,6 +125,7 @@ LAYOUTS = (
     Layout("aqlm", ("aqlm",), "codes", "codebooks", ("scales",), dtypes=(*BYTES, *WORDS), bits=None),
     Layout("vptq", ("vptq",), "indices", "weight_scale", ("weight_bias", "perm"), dtypes=(*WORDS, "uint16"),
            bits=None),
+    Layout("quip#", (), "Qidxs", "Wscale", ("SU", "SV", "codebook_id"), ("SU", "SV"), (*BYTES, *WORDS), None),
     Layout("affine (mlx)", ("mlx", "metal", "higgs"), "weight", "scales", ("biases", "qbiases", "tables", "tables2"),
            dtypes=("uint32", "int16", "uint8"), bits=None),
     Layout("torchao, without its description", ("torchao",), "*_qdata", "*_scale", ("*_zero_point",), bits=None),
@@ -136,7 +137,7 @@ LAYOUTS = (
 OWN = {"*_scale_inv": "*", "qzeros": "qweight", "SCB": "weight"}
 """Companions with unmistakable names, and the name of their codes: they are evidence even without codes."""
 
-OWN_CODES = ("qweight", "W_q", "weight_packed", "gate_up_proj_blocks", "down_proj_blocks")
+OWN_CODES = ("qweight", "W_q", "Qidxs", "weight_packed", "gate_up_proj_blocks", "down_proj_blocks")
 """Codes with unmistakable names."""
 
 COMMON = ("scale", "s", "meta")
