@@ -61,7 +61,7 @@ _FROM_PYTHON = ContextVar("called from Python", default=False)
 def spelled(name: str, *value: object) -> str:
     """Name an option in a message, as its reader gives it: `--only model` in a command, `only='model'` in Python.
 
-    A flag has the value True: `--deep` in a command, `deep=True` in Python.
+    A flag has the value True or False: `--deep` and `--no-deep` in a command, `deep=True` and `deep=False` in Python.
 
     Messages are made when they are needed, not as constants: who reads them is only known then.
 
@@ -71,6 +71,8 @@ def spelled(name: str, *value: object) -> str:
     """
     if _FROM_PYTHON.get():
         return name.replace("-", "_") + "".join(f"={one!r}" for one in value)
+    if value and value[0] is False:
+        return f"--no-{name}"
     return f"--{name}" + "".join(f" {one}" for one in value if one is not True)
 
 

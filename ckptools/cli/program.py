@@ -207,7 +207,7 @@ def parameters(record: type) -> Iterator[inspect.Parameter]:
 
 def _parameter(name: str, field: Field[Any], kind: Any, heading: str | None = None) -> inspect.Parameter:
     words = spellings(name, field)
-    if kind is bool and field.default:
+    if (kind is bool and field.default) or kind == bool | None:
         words = [f"{words[0]}/--no-{words[0][2:]}"]
     complete = {"keys": arguments.complete_keys, "sections": arguments.complete_sections}
     placeholder, parser = _value(kind)

@@ -13,15 +13,21 @@ from ckptools.errors import RefusedError, UsageError
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import describe_for_error, empty_like, leaf_at, with_leaves
 from ckptools.option import option, spelled
-from ckptools.text import KeyPath, clip, few, parse_bytes
-from ckptools.training_state.optimizers import UNNAMED, Naming, optimizers_of, without_ddp
+from ckptools.text import KeyPath, clip, few, parse_bytes, plural
+from ckptools.training_state.models import models_of, trained_model
+from ckptools.training_state.optimizers import UNNAMED, Naming, optimizers_of
 from ckptools.training_state.sections import Section, flat_key, is_flat_optimizer, sections_of_kind
+from ckptools.training_state.wrappers import WRAPPERS, bare_name, ddp_prefix, without_ddp, without_wrappers
 
 MAX_NAMED = 5
 """At most this many names are listed in a note."""
 
 FILLS = ("nan", "zero")
 """The values that can fill a hole."""
+
+SAVED, FLAT = "saved", "flat"
+LAYOUTS = (SAVED, FLAT)
+"""The trees that a DCP can have: the source's, or the one of torch's state_dict API."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,17 @@ class ConsolidateOptions:
         "Rename a tensor, or a module with all below it; with a dot behind both, a beginning of names.",
         metavar="OLD=NEW",
         typed=list[str],
+    )
+    keep_names: bool | None = option(
+        None,
+        "Keep names of wrappers, such as module. and _orig_mod., or take them out. By default the whole tree keeps "
+        "them, and a part alone loses them.",
+    )
+    layout: str = option(
+        "saved",
+        ".dcp: saved keeps the tree, for the script that saved it; flat moves the model to model and the optimizer to "
+        "optimizer, for torch's state_dict API.",
+        metavar="saved|flat",
     )
     dtype: str | None = option(
         None,
@@ -147,7 +164,10 @@ def write_options(options: ConsolidateOptions, streamed: bool) -> WriteOptions:
         )
     if options.tied not in ("keep", "drop"):
         raise UsageError(None, f"{spelled('tied')} {options.tied}: choose keep or drop")
-    return WriteOptions(dtype, _nbytes(options.max_shard_size), options.tied, options.keep_types, streamed)
+    if options.layout not in LAYOUTS:
+        raise UsageError(None, f"{spelled('layout', options.layout)}: choose {' or '.join(LAYOUTS)}")
+    limit = _nbytes(options.max_shard_size)
+    return WriteOptions(dtype, limit, options.tied, options.keep_types, streamed, options.layout)
 
 
 def _nbytes(given: int | str | None) -> int | None:
@@ -297,6 +317,91 @@ def renamed(selection: OutputContents, renaming: Renaming) -> OutputContents:
     )
 
 
+def unwrapped(selection: OutputContents, options: ConsolidateOptions) -> OutputContents:
+    """Take the names of wrappers out of a selection's names, unless the output keeps them.
+
+    The whole tree keeps them, because it is for the script that saved it, whose modules are wrapped. A part alone, and
+    a DCP for torch's state_dict API, has the names of the bare module, which load into any. If the user gives new
+    names, only these count. The optimizer's state follows its model.
+
+    Raises:
+        RefusedError: two names become the same.
+    """
+    bare = {s.path: _bare_names(selection, s) for s, _ in selection.places if s.kind == "model"}
+    following = _trained_names(selection)
+
+    def new_key_of(section: Section) -> NewKey | None:
+        if section.kind == "model":
+            return lambda key: bare[section.path].get(key, key)
+        return _following_bare(selection, section, following) if section.kind == "optimizer" else None
+
+    sections = [(s, new_key) for s, _ in selection.places if (new_key := new_key_of(s)) is not None]
+    names = {name: new_key(name) for section, new_key in sections for name in _keys_by_name(section)}
+    changed = [(old, new) for old, new in names.items() if old != new]
+    if _keeps_names(selection, options):
+        if not changed or options.keep_names or selection.renamed:
+            return selection
+        said = f"names of wrappers are kept, as in {changed[0][0]}; {spelled('keep-names', False)} takes them out"
+        return replace(selection, notes=[*selection.notes, said])
+    made = _with_new_keys(selection, new_key_of, f"{spelled('keep-names', True)} keeps the names of wrappers")
+    every = {old: new for names in (*bare.values(), following) for old, new in names.items()}
+    made.renamed = {old: every.get(new, new) for old, new in selection.renamed.items()} or every
+    if changed:
+        example = " is ".join(clip(describe_for_error(name), 80) for name in changed[0])
+        counted = f"{len(changed)} of {plural(len(names), 'name')} ({example})"
+        made.notes = [
+            *made.notes,
+            f"names of wrappers are taken out of {counted}; {spelled('keep-names', True)} keeps them",
+        ]
+    return made
+
+
+def _keeps_names(selection: OutputContents, options: ConsolidateOptions) -> bool:
+    """Whether the output keeps the names of wrappers."""
+    if options.keep_names is not None or options.layout == FLAT:
+        return bool(options.keep_names)
+    return selection.part == "all" or bool(selection.renamed)
+
+
+def _keys_by_name(section: Section) -> list[str]:
+    """The names of parameters in a model or an optimizer; none for an optimizer that has numbers."""
+    if section.kind == "model":
+        return list(section.value)
+    if is_flat_optimizer(section.value):
+        return list(dict.fromkeys(flat_key(key)[1] for key in section.value))
+    return [key for key in section.value["state"] if isinstance(key, str)]
+
+
+def _bare_names(selection: OutputContents, section: Section) -> dict[str, str]:
+    """Each name of a model without wrappers; a glob's names are judged with the other names of their model."""
+    source, new = selection.source, selection.renamed
+    whole = [*sections_of_kind(source, "model"), *(model.section for model in models_of(source))]
+    named = ({new.get(name, name) for name in s.value} for s in whole if s.path == section.path)
+    leading = ddp_prefix(next((names for names in named if names >= section.value.keys()), section.value.keys()))
+    return {name: bare_name(name, leading) for name in section.value}
+
+
+def _trained_names(selection: OutputContents) -> dict[str, str]:
+    """Each name of the model that the optimizer trains without wrappers; empty if no model is proven to be the one."""
+    section, new = trained_model(selection.source), selection.renamed
+    names = [] if section is None else [new.get(name, name) for name in section.value]
+    return {name: bare_name(name, ddp_prefix(names)) for name in names}
+
+
+def _following_bare(selection: OutputContents, section: Section, names: Mapping[str, str]) -> NewKey:
+    """A function that takes wrappers out of an optimizer's keys, so that they stay the names of its model."""
+    own = [str(name) for name in naming_of(selection, section).names.values()]
+    leading, bare = ddp_prefix(list(names) or own), frozenset(names.values())
+
+    def new_name(key: Any) -> Any:
+        if not isinstance(key, str) or key in names:
+            return names.get(key, key)
+        short = without_wrappers(key)
+        return short if short in bare else bare_name(key, leading)
+
+    return new_name
+
+
 def by_name(selection: OutputContents) -> OutputContents:
     """Key the state of every optimizer by name, as far as names are known."""
     sections = [s for s, _ in selection.places if s.kind == "optimizer" and not is_flat_optimizer(s.value)]
@@ -350,12 +455,15 @@ def _following(names: Mapping[str, str], path: Path) -> NewKey:
     return new_name
 
 
-def _with_new_keys(selection: OutputContents, new_key_of: Callable[[Section], NewKey | None]) -> OutputContents:
+def _with_new_keys(
+    selection: OutputContents, new_key_of: Callable[[Section], NewKey | None], way: str = "rename one of them"
+) -> OutputContents:
+    """Rename the keys of sections; `way` is what the user can do if two names become the same."""
     tree, places = selection.tree, []
     moves: list[Move] = []
     for section, at in selection.places:
         if (new_key := new_key_of(section)) is not None:
-            new = _renamed_section(section, leaf_at(tree, at), new_key, selection.source.path)
+            new = _renamed_section(section, leaf_at(tree, at), new_key, selection.source.path, way)
             tree = with_leaves(tree, {at: new})
             moves.append((section, at, new_key))
             if not at:  # a section at the root has only some of the tree's keys
@@ -390,14 +498,14 @@ def _moved(path: KeyPath, moves: Iterable[Move]) -> KeyPath:
     return path
 
 
-def _renamed_section(section: Section, node: Any, new_key: NewKey, path: Path) -> Any:
+def _renamed_section(section: Section, node: Any, new_key: NewKey, path: Path, way: str) -> Any:
     if section.kind == "model":
-        made = _with_keys(node, new_key, path)
+        made = _with_keys(node, new_key, path, way)
         return _with_new_modules(made, [(key, new_key(key)) for key in node])
     if is_flat_optimizer(section.value):
-        return _with_keys(node, lambda key: _flat_key(key, new_key) if key in section.value else key, path)
+        return _with_keys(node, lambda key: _flat_key(key, new_key) if key in section.value else key, path, way)
     groups = type(node["param_groups"])(_renamed_group(group, new_key) for group in node["param_groups"])
-    return with_leaves(node, {("state",): _with_keys(node["state"], new_key, path), ("param_groups",): groups})
+    return with_leaves(node, {("state",): _with_keys(node["state"], new_key, path, way), ("param_groups",): groups})
 
 
 def _flat_key(key: str, new_key: NewKey) -> str:
@@ -412,7 +520,7 @@ def _renamed_group(group: Mapping[str, Any], new_key: NewKey) -> dict[str, Any]:
     return {**group, **{key: type(value)(map(new_key, value)) for key, value in known.items()}}
 
 
-def _with_keys(node: Any, new_key: NewKey, path: Path) -> Any:
+def _with_keys(node: Any, new_key: NewKey, path: Path, way: str) -> Any:
     """Copy a dict into one of the same class, under new keys."""
     made = empty_like(node)
     came_from: dict[Any, Any] = {}
@@ -420,7 +528,7 @@ def _with_keys(node: Any, new_key: NewKey, path: Path) -> Any:
         new = new_key(key)
         if new in made:
             both = f"{describe_for_error(came_from[new])} and {describe_for_error(key)}"
-            raise RefusedError(path, f"{both} would both be called {describe_for_error(new)}; rename one of them")
+            raise RefusedError(path, f"{both} would both be called {describe_for_error(new)}; {way}")
         made[new], came_from[new] = value, key
     return made
 
@@ -440,7 +548,13 @@ def _with_new_modules(made: Any, names: Iterable[tuple[Any, Any]]) -> Any:
 
 
 def _modules(old: str, new: str) -> Iterable[tuple[str, str]]:
-    """Yield the old and the new name of each module around a tensor, as long as both names end alike."""
-    while old and new and old.rpartition(".")[2] == new.rpartition(".")[2]:
-        old, new = old.rpartition(".")[0], new.rpartition(".")[0]
+    """Yield the old and the new name of each module around a tensor, as long as both end alike, but for wrappers."""
+    words = {wrapper.word for wrapper in WRAPPERS}
+    while old:
+        last = old.rpartition(".")[2]
+        if new and last == new.rpartition(".")[2]:
+            new = new.rpartition(".")[0]
+        elif last not in words:
+            return
+        old = old.rpartition(".")[0]
         yield old, new

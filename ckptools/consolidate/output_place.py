@@ -252,7 +252,7 @@ def check_unchanged(checkpoint: Checkpoint) -> None:
 # -- an output like a Hugging Face model (`--like`): its names, shapes, dtypes, files, config and tokenizer ------------
 
 
-FORBIDDEN = ("map", "strip_prefix", "rename", "allow_missing", "fill", "fill_from")
+FORBIDDEN = ("map", "strip_prefix", "rename", "keep_names", "allow_missing", "fill", "fill_from")
 """Options that contradict `--like`."""
 
 

@@ -14,11 +14,13 @@ from pathlib import Path
 from ckptools.cluster.team import current
 from ckptools.consolidate.adapters import adapter_output
 from ckptools.consolidate.options import (
+    FLAT,
     ConsolidateOptions,
     by_name,
     hole_rule,
     renamed,
     renaming_of,
+    unwrapped,
     write_options,
 )
 from ckptools.consolidate.output_place import (
@@ -44,7 +46,7 @@ from ckptools.consolidate.selection import (
 )
 from ckptools.consolidate.shares import check_same_plan, plan_digests
 from ckptools.consolidate.source_records import Donor, compare, count, open_donor
-from ckptools.consolidate.writers import Writer
+from ckptools.consolidate.writers import DCP, Writer
 from ckptools.consolidate.writers.layout import LEFT_OUT, OutputContents, OutputLayout, beside
 from ckptools.dtypes import NO_NUMBERS, short
 from ckptools.errors import NoSpaceError, RefusedError, UsageError
@@ -85,6 +87,9 @@ def consolidate(
     streamed = is_remote(output.path)
     if streamed:
         check_can_upload(output.path, options)
+    if options.layout == FLAT and output.writer is not DCP:
+        text = f"{spelled('layout', FLAT)} is for a {DCP.SUFFIXES[0]}, and this is a {output.writer.NAME}"
+        raise UsageError(output.path, text)
     form, renaming = write_options(options, streamed), renaming_of(options)
     whole = with_all_ranks(checkpoint)
     opening = whole.cost.seconds if whole is checkpoint else 0.0
@@ -111,6 +116,7 @@ def consolidate(
             selection, likeness = made_like(selection, original, options, files)
         selection = adapter.made(selection, options, files) if adapter else selection
         selection = renamed(selection, renaming) if renaming else selection
+        selection = unwrapped(selection, options) if original is None else selection
         selection = by_name(selection) if output.writer.BY_NAME else selection
         layout = output.writer.lay_out(selection, output.path, form)
         if original is not None:

@@ -48,10 +48,11 @@ from ckptools.option import spelled
 from ckptools.tensor_io.fetch_ahead import fetched, parts_of_all
 from ckptools.text import KeyPath, few, fqn_of, plural
 from ckptools.training_state.models import chosen_models, listed_sections
-from ckptools.training_state.optimizers import ddp_prefix, optimizers_of, without_wrappers
+from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.rank_values import is_own
 from ckptools.training_state.sections import Section, is_flat_optimizer, sections_of
 from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS
+from ckptools.training_state.wrappers import ddp_prefix, without_wrappers
 
 Identity = tuple[str, ...]
 """Identifies a key on both sides: kind of the section, section, and name in the section."""

@@ -40,9 +40,10 @@ from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Opaque, describe_for_error, tensors_in
 from ckptools.pickles.reader import Saved
-from ckptools.training_state.optimizers import AS_SAVED, BY_UNIT, without_wrappers
+from ckptools.training_state.optimizers import AS_SAVED, BY_UNIT
 from ckptools.training_state.sections import find_sections
 from ckptools.training_state.steps import find_step
+from ckptools.training_state.wrappers import without_wrappers
 
 NAME = "olmo_local"
 READS = "OLMo's local checkpoints: model/rankN.pt, optim/rankN.pt, train/rankN.pt"

@@ -19,8 +19,9 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import empty_like
 from ckptools.rules.files import ANOTHER, FileClaims, misplaced
 from ckptools.text import KeyPath, few, fqn_of, plural
-from ckptools.training_state.optimizers import name_parameters, order_of, without_wrappers
+from ckptools.training_state.optimizers import name_parameters, order_of
 from ckptools.training_state.sections import find_sections, is_flat_optimizer
+from ckptools.training_state.wrappers import without_wrappers
 
 if TYPE_CHECKING:
     from ckptools.pickles.reader import Saved

@@ -50,6 +50,7 @@ from ckptools.training_state.sections import (
 if TYPE_CHECKING:
     from ckptools.display.html import Page
 from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS, RANKS_DIFFER, learning_rates
+from ckptools.training_state.wrappers import wrapper_words
 
 # -- a summary of each section in a few words, and rows for optimizers and schedulers ---------------------------------
 
@@ -82,6 +83,7 @@ def _model(ck: Checkpoint, section: Section) -> str:
     parts += [f"{tied} tied to another"] if tied else []
     others = len(section.value) - len(tensors) if isinstance(section.value, Mapping) else 0
     parts += [f"{plural(others, 'value')} beside the tensors"] if others > 0 else []
+    parts += wrapper_words(list(map(str, section.value))) if isinstance(section.value, Mapping) else []
     return ", ".join(parts) + _pieces_of_one_rank(ck, section)
 
 

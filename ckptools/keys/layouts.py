@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.slicing import RowBlock, joined_rows, split_rows, stacked, transposed, unstacked
-from ckptools.training_state.optimizers import without_ddp
+from ckptools.training_state.wrappers import without_ddp
 
 # -- forms: how a stored tensor is made of an architecture's weights, its parts ----------------------------------------
 # A part is a weight as `nn.Linear` has it: rows are outputs. Each form divides a stored tensor into its parts, and

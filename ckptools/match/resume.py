@@ -24,7 +24,8 @@ from ckptools.pickles.machine import STRIDES
 from ckptools.text import few, named_ranks, plural
 from ckptools.torch_engine.installed import names_that_torch_lacks, torch_version
 from ckptools.torch_engine.module_shapes import OptimizerShapes
-from ckptools.training_state.optimizers import UNNAMED, Optimizer, optimizers_of, without_ddp
+from ckptools.training_state.optimizers import UNNAMED, Optimizer, optimizers_of
+from ckptools.training_state.wrappers import without_ddp
 
 MAX_NAMED = 3
 OWN_FILES = ("rank_files", "deepspeed")

@@ -520,6 +520,8 @@ class Checkpoint:
         assume: bool = False,
         strip_prefix: str | None = None,
         rename: Sequence[str] = (),
+        keep_names: bool | None = None,
+        layout: str = "saved",
         dtype: str | None = None,
         max_shard_size: int | str | None = None,
         tied: str = "keep",
@@ -559,6 +561,10 @@ class Checkpoint:
             strip_prefix: a prefix to remove from names, such as `module.`.
             rename: `OLD=NEW` for a tensor or module, `OLD.=NEW.` for a prefix of names; applied in this order, after
                 `map` and `strip_prefix`. Optimizer state follows the names of the model.
+            keep_names: keep the names of wrappers, such as `module.` and `_orig_mod.`; False takes them out. By default
+                the whole tree keeps them, and a part alone loses them.
+            layout: of a `.dcp`: `saved` keeps the tree, for the script that saved it; `flat` moves the model and the
+                optimizer to `model` and `optimizer`, as torch's state_dict API names them.
             dtype: torch dtype for the floating-point tensors of the model, such as `bfloat16`.
             max_shard_size: bytes of tensors per file of safetensors (which get a Hugging Face index) or of a DCP, or a
                 text such as `5GB`.

@@ -38,7 +38,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ckptools.training.model import Block, Experts, MixtureOfExperts, Transformer
 from ckptools.training.options import CreateOptions, ParallelOptions
-from ckptools.training_state.optimizers import without_ddp
+from ckptools.training_state.wrappers import without_ddp
 
 # -- the record of a strategy, and DDP, the simplest strategy ----------------------------------------------------------
 

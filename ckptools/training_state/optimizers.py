@@ -27,13 +27,11 @@ from ckptools.training_state.sections import (
     sections_of_kind,
     storage_identity,
 )
+from ckptools.training_state.wrappers import without_ddp, without_wrappers
 
-# -- names of parameters: how an optimizer's numbers are mapped to names, wrappers, and the order of the module --------
-# A wrapper is a module that holds one other module, so its name is not part of a parameter's name. DDP's is `module`, a
-# name that others use as well: it counts as DDP's only at the front. FSDP1 also joins the parameters of a wrapped
-# module into `_flat_param`. Source: torch/distributed/fsdp/_common_utils.py (`FSDP_WRAPPED_MODULE`, `FLAT_PARAM`;
-# `_fpw_module` and `flat_param` up to torch 1.13), torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py,
-# torch/_dynamo/eval_frame.py, torch/nn/parallel/distributed.py.
+# -- names of parameters: how an optimizer's numbers are mapped to names, and the order of the module ------------------
+# FSDP1 joins the parameters of a wrapped module into `_flat_param`. Source: torch/distributed/fsdp/_common_utils.py
+# (`FLAT_PARAM`; `flat_param` up to torch 1.13).
 #
 # Every checkpoint states what its format does to the order (`Checkpoint.module_order`): one of the statements here, or
 # the format's own. `nn.Module.state_dict()` writes a module's own parameters, its buffers, then its children, so its
@@ -103,27 +101,10 @@ def named_when_read(naming: Naming, assumed: Collection[str]) -> Naming:
     return Naming(names, by, mine, naming.unnamed, note)
 
 
-# -- wrappers ----------------------------------------------------------------------------------------------------------
+# -- flat parameters ---------------------------------------------------------------------------------------------------
 
 
-WRAPPERS = ("_fsdp_wrapped_module", "_fpw_module", "_checkpoint_wrapped_module", "_orig_mod")
 FLAT_PARAMETERS = ("_flat_param", "flat_param")
-DDP = "module."
-
-
-def without_wrappers(name: str) -> str:
-    """Remove wrapper modules from a name; DDP's `module` stays."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
-
-
-def without_ddp(name: str) -> str:
-    """Remove wrapper modules from a name, including DDP's leading `module`."""
-    return without_wrappers(name).removeprefix(DDP)
-
-
-def ddp_prefix(names: Sequence[str]) -> str:
-    """`module.` if every name of a model begins with it behind its wrappers, as in DDP's state dict; else empty."""
-    return DDP if names and all(without_wrappers(name).startswith(DDP) for name in names) else ""
 
 
 def is_flat_parameter(key: Any) -> bool:

@@ -116,7 +116,7 @@ def _save(run: Run, folder: Path) -> None:
     layouts.save_verl(run, ranks)
     dist.barrier()
     if dist.get_rank() == 0:
-        ckptools.consolidate(ranks, folder / "resumed", format="dcp")
+        ckptools.consolidate(ranks, folder / "resumed", format="dcp", layout="flat")
     dist.barrier()
 
 

@@ -196,7 +196,9 @@ def test_a_sharded_average_is_joined_like_the_model(tmp_path, name, as_list):
         torch.save({**content, "ema": {"shadow_params": floating} if as_list else average}, path)
     ck = ckptools.open(folder, all_ranks=True)
     assert ck.verify().ok and [*ck.model] == [*whole]
-    ckptools.open(folder, all_ranks=True, model="ema").consolidate(tmp_path / "ema.safetensors", only="model")
+    ckptools.open(folder, all_ranks=True, model="ema").consolidate(
+        tmp_path / "ema.safetensors", only="model", keep_names=True
+    )
     found = load_file(tmp_path / "ema.safetensors")
     expected = {key: halved(value) for key, value in whole.items()}
     if as_list and "0" in found:  # nothing states the order of these parameters

@@ -13,7 +13,7 @@ attributes as of torch 2.4, under the names of every version since; an older rea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +21,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ckptools.consolidate.options import naming_notes, naming_of
+from ckptools.consolidate.options import FLAT, naming_notes, naming_of
 from ckptools.consolidate.provenance import record_of
 from ckptools.consolidate.writers.layout import (
     Framing,
@@ -47,14 +47,17 @@ from ckptools.option import spelled
 from ckptools.tensor_io.slicing import RowBlock, split_rows
 from ckptools.text import KeyPath, first_few, fqn_of, plural
 from ckptools.training_state.models import chosen_models
-from ckptools.training_state.optimizers import Naming, ddp_prefix, give_names, group_ids, without_wrappers
-from ckptools.training_state.sections import GROUPS, STATE, Section, is_flat_optimizer
+from ckptools.training_state.optimizers import Naming, give_names, group_ids
+from ckptools.training_state.sections import Section, is_flat_optimizer
 
-# -- the tree of a DCP folder as torch's state_dict API expects it for training, and its flattened names ---------------
-# The tree is that of torch.distributed.checkpoint.state_dict: `model` for `set_model_state_dict`, `optimizer` for
-# `set_optimizer_state_dict`, under fqns without the names of wrappers; everything else keeps its own path. It is
-# flattened as by DCP's default planner: dicts always, lists that contain tensors, dicts or such lists; everything else
-# is one value; keys become text; an empty dict is dropped. (Writing an empty dict would be worse: a loading planner
+# -- the tree of a DCP folder, and its flattened names -----------------------------------------------------------------
+# The tree is the source's, so that the script that saved it loads it. On request it is that of
+# torch.distributed.checkpoint.state_dict: `model` for `set_model_state_dict`, `optimizer` for
+# `set_optimizer_state_dict`; everything else keeps its own path. In both, an optimizer keyed by number gets names, which
+# `set_optimizer_state_dict` takes; but in the source's tree the optimizer of a DCP keeps its numbers, by which its
+# script loads it, unless the user gave names. The tree is flattened as by DCP's default planner: dicts always, lists
+# that contain tensors, dicts or such lists; everything else is one value; keys become text; an empty dict is dropped.
+# (Writing an empty dict would be worse: a loading planner
 # that finds a key which only the rules of torch 2.3 give takes the whole folder for one of that version.) The module
 # versions of a state dict (`_metadata`) have no place there.
 # Source: torch/distributed/checkpoint/{_traverse,_nested_dict,default_planner,state_dict}.py of torch 2.13.
@@ -66,6 +69,9 @@ ObjectPath = tuple[str | int, ...]
 OF_ADAM = ("foreach", "maximize", "capturable", "differentiable", "fused", "decoupled_weight_decay")
 """Hyperparameters that torch/optim/adam.py gained over time; `dcp.load` fails if a folder lacks them."""
 
+
+UNCHANGED = Naming({}, "fqn", (), (), "")
+"""For an optimizer whose keys stay as they are in the source."""
 
 NEEDS_NAMES = "torch's set_optimizer_state_dict takes names only; dcp.load takes numbers into optimizer.state_dict()"
 
@@ -84,16 +90,15 @@ class Leaf:
 
 @dataclass(frozen=True)
 class _Move:
-    """A section, at a key path of the selection's tree, that moves to the key `top` of the output.
+    """A section, at a key path of the selection's tree, that moves to the path `top` of the output.
 
-    `naming` has the names of an optimizer's parameters; `unwrap` removes the names of wrappers from an fqn.
+    `naming` has the names of an optimizer's parameters.
     """
 
     section: Section
     at: KeyPath
-    top: str
+    top: ObjectPath
     naming: Naming
-    unwrap: Callable[[str], str]
 
     def holds(self, path: KeyPath) -> bool:
         n = len(self.at)
@@ -101,22 +106,17 @@ class _Move:
 
     def name(self, key: Any) -> Any:
         """The name of a parameter in the output."""
-        known = self.naming.names.get(key, key)
-        return self.unwrap(known) if isinstance(known, str) else known
+        return self.naming.names.get(key, key)
 
     def apply(self, leaf: Leaf) -> Leaf:
-        first, *rest = leaf.path[len(self.at) :]
+        rest = list(leaf.path[len(self.at) :])
         value = leaf.value
-        if self.top == "model":
-            first = self.name(first)
-        elif is_flat_optimizer(self.section.value):
-            kind = STATE if str(first).startswith(STATE) else GROUPS
-            first = kind + self.unwrap(str(first)[len(kind) :])
-        elif first == "state" and rest:
-            rest[0] = str(self.name(leaf.source[len(self.at) + 1]))
-        elif first == "param_groups" and rest[1:] == ["params"] and isinstance(value, (list, tuple)):
-            value = [self.name(i) for i in value]
-        return Leaf(leaf.source, (self.top, first, *rest), value)
+        if self.section.kind == "optimizer" and not is_flat_optimizer(self.section.value):
+            if rest[0] == "state" and len(rest) > 1:
+                rest[1] = str(self.name(leaf.source[len(self.at) + 1]))
+            elif rest[0] == "param_groups" and rest[2:] == ["params"] and isinstance(value, (list, tuple)):
+                value = [self.name(i) for i in value]
+        return Leaf(leaf.source, (*self.top, *rest), value)
 
 
 @dataclass(frozen=True)
@@ -134,22 +134,23 @@ class Arranged:
         return fqn_of((move.apply(plain) if move else plain).path)
 
 
-def arrange(selection: OutputContents, out: Path) -> Arranged:
-    """Flatten a selection's tree, with its model and optimizer at the keys of torch's state_dict API."""
-    moves = _moves(selection, out)
+def arrange(selection: OutputContents, out: Path, layout: str) -> Arranged:
+    """Flatten a selection's tree in the `saved` or in the `flat` layout."""
+    moves = _flat_moves(selection, out) if layout == FLAT else _saved_moves(selection, out)
     flat = _Flattening([m.at for m in moves])
     leaves: dict[str, Leaf] = {}
     for leaf in flat.leaves(selection.tree, (), ()):
         move = next((m for m in moves if m.holds(leaf.source)), None)
         named = move.apply(leaf) if move else leaf
         if not named.path or not isinstance(named.path[0], str):
-            raise RefusedError(out, f"a DCP holds a dict, and this is a {type(selection.tree).__name__}; write a .pt")
+            whole = selection.tree if layout == FLAT else selection.source.tree
+            raise RefusedError(out, f"a DCP holds a dict, and this is a {type(whole).__name__}; write a .pt")
         fqn = fqn_of(named.path)
         if fqn in leaves:
             raise RefusedError(out, f"two values would be called {fqn}; write a .pt, which keeps the tree")
         leaves[fqn] = named
     placed = list(leaves.values())
-    return Arranged(placed, [*_notes_on_moves(moves, placed), *flat.notes(moves)], moves)
+    return Arranged(placed, [*_notes_on_moves(moves, placed, layout), *flat.notes(moves)], moves)
 
 
 class _Flattening:
@@ -179,7 +180,7 @@ class _Flattening:
         """Notes on values that a DCP cannot keep as they were."""
         if self._empty:
             yield f"{plural(len(self._empty), 'empty dict')} left out, as DCP does ({_some(self._empty)})"
-        ids = [(*m.at, "state") for m in moves if m.top == "optimizer"]
+        ids = [(*m.at, "state") for m in moves if m.section.kind == "optimizer"]
         odd = [p for p in self._odd if p[:-1] not in ids]
         if odd:
             yield f"{plural(len(odd), 'key')} became text, as DCP does ({_some(odd)})"
@@ -195,7 +196,28 @@ def _descended(node: list[Any] | tuple[Any, ...]) -> bool:
     return any(isinstance(v, (dict, Tensor)) or (isinstance(v, list) and _descended(v)) for v in node)
 
 
-def _moves(selection: OutputContents, out: Path) -> list[_Move]:
+def _saved_moves(selection: OutputContents, out: Path) -> list[_Move]:
+    """Put each section where the source has it; a single optimizer is keyed by name."""
+    places = [(s, at) for s, at in selection.places if s.kind in ("model", "optimizer")]
+    single, moves = sum(s.kind == "optimizer" for s, _ in places) == 1, []
+    for section, at in places:
+        naming = naming_of(selection, section) if single else UNCHANGED
+        by_number = selection.source.format == "dcp" and naming.by != "told"
+        naming = UNCHANGED if by_number else _of_one_kind(naming, section, out)
+        moves.append(_Move(section, at, _object_path(selection.source.tree, section.path), naming))
+    return sorted(moves, key=lambda m: -len(m.at))
+
+
+def _object_path(tree: Any, path: KeyPath) -> ObjectPath:
+    """A key path as DCP's planner has it: numbers are indexes of lists, every other key is a text."""
+    found: list[str | int] = []
+    for key in path:
+        found.append(key if isinstance(tree, (list, tuple)) else str(key))
+        tree = tree[key]
+    return tuple(found)
+
+
+def _flat_moves(selection: OutputContents, out: Path) -> list[_Move]:
     """The trained model and the optimizer to move; if there are several of a kind, each keeps its place."""
     moves, chosen = [], {section.path for section in chosen_models(selection.source)}
     for kind in ("model", "optimizer"):
@@ -204,8 +226,7 @@ def _moves(selection: OutputContents, out: Path) -> list[_Move]:
             places = [(s, at) for s, at in places if s.path in chosen]
         if len(places) == 1:
             section, at = places[0]
-            naming = _of_one_kind(naming_of(selection, section), section, out)
-            moves.append(_Move(section, at, kind, naming, _unwrapping(selection, section)))
+            moves.append(_Move(section, at, (kind,), _of_one_kind(naming_of(selection, section), section, out)))
     # A model at the root of the tree comes last: it takes the keys that no other section has.
     return sorted(moves, key=lambda m: -len(m.at))
 
@@ -223,29 +244,12 @@ def _of_one_kind(naming: Naming, section: Section, out: Path) -> Naming:
     raise RefusedError(out, text)
 
 
-def _unwrapping(selection: OutputContents, section: Section) -> Callable[[str], str]:
-    """The function that removes wrappers from names; a leading `module` only if every name of the model has it."""
-    models = chosen_models(selection.source)
-    names = [selection.renamed.get(name, name) for name in models[0].value] if len(models) == 1 else []
-    if not names and section.kind == "optimizer":
-        names = list(naming_of(selection, section).names.values())
-    leading = ddp_prefix([str(name) for name in names])
-    return lambda name: without_wrappers(name).removeprefix(leading)
-
-
-def _notes_on_moves(moves: Iterable[_Move], leaves: Iterable[Leaf]) -> Iterator[str]:
-    moves = sorted(moves, key=lambda m: m.top)
-    moved = [f"{m.top} is {fqn_of(m.section.path)}" for m in moves if m.section.path not in ((), (m.top,))]
-    if moved:
+def _notes_on_moves(moves: Iterable[_Move], leaves: Iterable[Leaf], layout: str) -> Iterator[str]:
+    moves = sorted(moves, key=lambda m: m.section.kind)
+    moved = [f"{fqn_of(m.top)} is {fqn_of(m.section.path)}" for m in moves if m.section.path not in ((), m.top)]
+    if layout == FLAT and moved:
         yield f"arranged for torch's state_dict API: {', '.join(moved)}"
-    for move in moves:
-        value = move.section.value
-        keys = value if move.top == "model" else [] if is_flat_optimizer(value) else value["state"]
-        names = (str(move.naming.names.get(k, k)) for k in keys)
-        changed = next((n for n in names if move.unwrap(n) != n), None)
-        if changed is not None:
-            yield f"{move.top}: names of wrappers are taken out: {changed} is {move.unwrap(changed)}"
-    for move in (m for m in moves if m.top == "optimizer"):
+    for move in (m for m in moves if m.section.kind == "optimizer" and m.naming is not UNCHANGED):
         yield from _notes_on_optimizer(move, [leaf for leaf in leaves if move.holds(leaf.source)])
 
 
@@ -290,7 +294,7 @@ FILESYSTEM = "torch.distributed.checkpoint.filesystem"
 
 def lay_out(selection: OutputContents, out: Path, options: WriteOptions) -> OutputLayout:
     """Plan a DCP folder."""
-    arranged = arrange(selection, out)
+    arranged = arrange(selection, out, options.layout)
     items = [item for leaf in arranged.leaves for item in _items(leaf, selection, options)]
     groups = files_of([item.packed.archive.nbytes for item in items], options.max_shard_size)
     jobs: list[Job] = []

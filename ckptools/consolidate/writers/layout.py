@@ -191,6 +191,7 @@ class WriteOptions:
     tied: str
     keep_types: bool
     streamed: bool
+    layout: str = "saved"
 
 
 def quoted(text: str | Path) -> str:

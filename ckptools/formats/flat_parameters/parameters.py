@@ -62,10 +62,10 @@ from ckptools.training_state.optimizers import (
     name_parameters,
     name_with,
     order_of,
-    without_wrappers,
 )
 from ckptools.training_state.roles import candidates
 from ckptools.training_state.sections import find_sections, is_flat_optimizer
+from ckptools.training_state.wrappers import without_wrappers
 
 
 def runs_of_member(member: Member, runs: Iterable[FlatRun]) -> Iterator[FlatRun]:

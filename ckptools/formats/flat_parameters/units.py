@@ -20,7 +20,8 @@ from ckptools.formats.shared.given_names_and_shapes import Shapes
 from ckptools.model.regions import Box, Ints, contiguous_strides, span_boxes
 from ckptools.model.shards import Shard, Source, in_rank_order
 from ckptools.model.tensor import Tensor
-from ckptools.training_state.optimizers import is_flat_parameter, without_wrappers
+from ckptools.training_state.optimizers import is_flat_parameter
+from ckptools.training_state.wrappers import without_wrappers
 
 # -- runs of consecutive elements of a flattened tensor: as boxes of it, or as parameters in an FSDP1 flat parameter ---
 # FSDP1, DeepSpeed and Megatron's optimizer have such runs. A run that begins or ends inside a row becomes several

@@ -40,8 +40,8 @@ from ckptools.model.tree import tensors_in
 from ckptools.option import spelled
 from ckptools.pickles.reader import Saved
 from ckptools.text import few, plural, spans
-from ckptools.training_state.optimizers import without_wrappers
 from ckptools.training_state.sections import Section, find_sections
+from ckptools.training_state.wrappers import without_wrappers
 
 # -- names -------------------------------------------------------------------------------------------------------------
 
