@@ -321,30 +321,35 @@ def unwrapped(selection: OutputContents, options: ConsolidateOptions) -> OutputC
     """Take the names of wrappers out of a selection's names, unless the output keeps them.
 
     The whole tree keeps them, because it is for the script that saved it, whose modules are wrapped. A part alone, and
-    a DCP for torch's state_dict API, has the names of the bare module, which load into any. If the user gives new
-    names, only these count. The optimizer's state follows its model.
+    the trained model of a DCP for torch's state_dict API, has the names of the bare module, which load into any. If
+    the user gives new names, only these count. The optimizer's state follows its model.
 
     Raises:
         RefusedError: two names become the same.
     """
-    bare = {s.path: _bare_names(selection, s) for s, _ in selection.places if s.kind == "model"}
-    following = _trained_names(selection)
+    trained = trained_model(selection.source)
+    names_now = [] if trained is None else [selection.renamed.get(name, name) for name in trained.value]
+    following = {} if trained is None else _bare_names(selection, trained.path, names_now)
+    models = [section for section, _ in selection.places if section.kind == "model"]
+    if selection.part == "all" and options.layout == FLAT and options.keep_names is None:
+        models = [section for section in models if trained is not None and section.path == trained.path]
+    bare = {section.path: _bare_names(selection, section.path, section.value) for section in models}
 
     def new_key_of(section: Section) -> NewKey | None:
-        if section.kind == "model":
+        if section.path in bare and section.kind == "model":
             return lambda key: bare[section.path].get(key, key)
         return _following_bare(selection, section, following) if section.kind == "optimizer" else None
 
     sections = [(s, new_key) for s, _ in selection.places if (new_key := new_key_of(s)) is not None]
-    names = {name: new_key(name) for section, new_key in sections for name in _keys_by_name(section)}
-    changed = [(old, new) for old, new in names.items() if old != new]
+    names = [(name, new_key(name)) for section, new_key in sections for name in _keys_by_name(section)]
+    changed = [(old, new) for old, new in names if old != new]
     if _keeps_names(selection, options):
         if not changed or options.keep_names or selection.renamed:
             return selection
         said = f"names of wrappers are kept, as in {changed[0][0]}; {spelled('keep-names', False)} takes them out"
         return replace(selection, notes=[*selection.notes, said])
     made = _with_new_keys(selection, new_key_of, f"{spelled('keep-names', True)} keeps the names of wrappers")
-    every = {old: new for names in (*bare.values(), following) for old, new in names.items()}
+    every = {old: new for model in (*bare.values(), following) for old, new in model.items()}
     made.renamed = {old: every.get(new, new) for old, new in selection.renamed.items()} or every
     if changed:
         example = " is ".join(clip(describe_for_error(name), 80) for name in changed[0])
@@ -372,20 +377,14 @@ def _keys_by_name(section: Section) -> list[str]:
     return [key for key in section.value["state"] if isinstance(key, str)]
 
 
-def _bare_names(selection: OutputContents, section: Section) -> dict[str, str]:
-    """Each name of a model without wrappers; a glob's names are judged with the other names of their model."""
+def _bare_names(selection: OutputContents, path: KeyPath, names: Iterable[str]) -> dict[str, str]:
+    """Each of the output's names of the model at `path` without wrappers, judged by all names of that model."""
     source, new = selection.source, selection.renamed
-    whole = [*sections_of_kind(source, "model"), *(model.section for model in models_of(source))]
-    named = ({new.get(name, name) for name in s.value} for s in whole if s.path == section.path)
-    leading = ddp_prefix(next((names for names in named if names >= section.value.keys()), section.value.keys()))
-    return {name: bare_name(name, leading) for name in section.value}
-
-
-def _trained_names(selection: OutputContents) -> dict[str, str]:
-    """Each name of the model that the optimizer trains without wrappers; empty if no model is proven to be the one."""
-    section, new = trained_model(selection.source), selection.renamed
-    names = [] if section is None else [new.get(name, name) for name in section.value]
-    return {name: bare_name(name, ddp_prefix(names)) for name in names}
+    here = [*sections_of_kind(source, "model"), *(model.section for model in models_of(source))]
+    every = ({new.get(name, name) for name in section.value} for section in here if section.path == path)
+    wanted = set(names)
+    leading = ddp_prefix(next((known for known in every if known >= wanted), wanted))
+    return {name: bare_name(name, leading) for name in names}
 
 
 def _following_bare(selection: OutputContents, section: Section, names: Mapping[str, str]) -> NewKey:

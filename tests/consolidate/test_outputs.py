@@ -53,7 +53,8 @@ def opened(fixture: Known) -> ckptools.Checkpoint:
 def model_truth(of: Known) -> dict[str, tuple[str, bytes, tuple[int, ...]]]:
     truth = {k: v for k, v in load_truth(of.name).items() if k.startswith("model/")}
     truth = {k: v for k, v in truth.items() if not k.startswith(of.absent or "-")}
-    return {of.prefix + k.removeprefix("model/"): v for k, v in truth.items()}
+    prefix = of.prefix.removeprefix("module.")  # a model alone has no names of wrappers
+    return {prefix + k.removeprefix("model/"): v for k, v in truth.items()}
 
 
 @pytest.mark.parametrize("fixture", (*WHOLE, *LOCAL), ids=lambda k: k.name)

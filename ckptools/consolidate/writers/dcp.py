@@ -53,10 +53,11 @@ from ckptools.training_state.sections import Section, is_flat_optimizer
 # -- the tree of a DCP folder, and its flattened names -----------------------------------------------------------------
 # The tree is the source's, so that the script that saved it loads it. On request it is that of
 # torch.distributed.checkpoint.state_dict: `model` for `set_model_state_dict`, `optimizer` for
-# `set_optimizer_state_dict`; everything else keeps its own path. In both, an optimizer keyed by number gets names, which
-# `set_optimizer_state_dict` takes; but in the source's tree the optimizer of a DCP keeps its numbers, by which its
-# script loads it, unless the user gave names. The tree is flattened as by DCP's default planner: dicts always, lists
-# that contain tensors, dicts or such lists; everything else is one value; keys become text; an empty dict is dropped.
+# `set_optimizer_state_dict`; everything else keeps its own path. In both, an optimizer keyed by number gets names,
+# which `set_optimizer_state_dict` takes; but in the source's tree the optimizer of a DCP keeps its numbers, by which
+# its script loads it, unless the user gave names. The tree is flattened as by DCP's default planner: dicts always,
+# lists that contain tensors, dicts or such lists; everything else is one value; keys become text; an empty dict is
+# dropped.
 # (Writing an empty dict would be worse: a loading planner
 # that finds a key which only the rules of torch 2.3 give takes the whole folder for one of that version.) The module
 # versions of a state dict (`_metadata`) have no place there.
