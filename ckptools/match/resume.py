@@ -156,7 +156,7 @@ def _groups(saved: Optimizer, groups: list[list[str]], expected: OptimizerShapes
             return ResumeRow("optimizer groups", "DOES NOT FIT", f"group {number}: {'; '.join(only)}")
     if saved.naming.by != "fqn" and groups != [list(g) for g in expected.groups]:
         text = "the parameters have another order, and the state goes by number: moments would go to other parameters"
-        return ResumeRow("optimizer groups", "DOES NOT FIT", text, f"{CONVERT} keys it by name")
+        return ResumeRow("optimizer groups", "DOES NOT FIT", text, f"{CONVERT} --layout flat keys it by name")
     if lacking := _settings_lacking(saved, expected):
         return ResumeRow("optimizer groups", "worth a look", f"{plural(len(groups), 'group')} of {here}; {lacking}")
     return ResumeRow("optimizer groups", "fits", f"{plural(len(groups), 'group')} of {here} parameters")

@@ -70,7 +70,7 @@ SAFETENSORS = Writer(
 )
 DCP = Writer(
     "dcp",
-    "a torch.distributed.checkpoint folder to resume from at any world size: model, optimizer and the rest",
+    "a torch.distributed.checkpoint folder to resume from at any world size; the same tree with full tensors",
     (".dcp",),
     _dcp,
 )
