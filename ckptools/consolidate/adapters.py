@@ -48,8 +48,8 @@ from ckptools.training_state.adapters import (
     stated_rank,
     unfit_base,
 )
-from ckptools.training_state.optimizers import without_ddp
 from ckptools.training_state.sections import Section
+from ckptools.training_state.wrappers import without_ddp
 
 FORBIDDEN = ("map", "strip_prefix", "rename", "allow_missing", "fill", "fill_from", "assume", "dequantize")
 """Options that contradict `--only lora` and `--merge-lora`."""

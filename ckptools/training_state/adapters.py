@@ -34,8 +34,9 @@ from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.text import KeyPath, and_others, few, fqn_of, plural
 from ckptools.text import shape as shape_text
-from ckptools.training_state.optimizers import optimizers_of, without_ddp
+from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.sections import Section, sections_of_kind
+from ckptools.training_state.wrappers import without_ddp
 
 PREFIX = "base_model.model."
 BASE = "base_layer"
