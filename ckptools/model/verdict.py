@@ -139,11 +139,16 @@ def _counted(start: str, incidents: Sequence[Incident]) -> str:
 
 
 def _fitted(start: str, incidents: Sequence[Incident]) -> str:
-    """Name as many incidents as a headline has room for, at least the first, and count the others."""
+    """Name as many incidents as a headline has room for, at least the first, and count the others.
+
+    Values in parentheses, such as `(batch 3, others 6)`, are left out before an incident is.
+    """
     texts = [one.text for one in incidents]
+    plain = [text.partition(" (")[0] for text in texts]
     for named in range(len(texts), 0, -1):
         more = f"; {len(texts) - named} more" if named < len(texts) else ""
-        line = f"{start}: {'; '.join(texts[:named])}{more}"
-        if len(line) <= MAX_HEADLINE:
-            return line
+        for shown in (texts, plain):
+            line = f"{start}: {'; '.join(shown[:named])}{more}"
+            if len(line) <= MAX_HEADLINE:
+                return line
     return f"{start}: {clip_middle(texts[0], MAX_HEADLINE - len(start) - 2 - len(more))}{more}"
