@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ckptools.consolidate.options import ConsolidateOptions
-from ckptools.consolidate.writers import FOLDER_HOLDS, SAFETENSORS, WRITERS, Writer
+from ckptools.consolidate.writers import FOLDER_HOLDS, PT, SAFETENSORS, WRITERS, Writer
 from ckptools.consolidate.writers.layout import LEFT_OUT, OutputContents, OutputLayout, beside, quoted
 from ckptools.errors import NoSpaceError, OutputExistsError, ReadError, RefusedError, UsageError, WriteError
 from ckptools.files.opening import OpenFiles, is_remote, location
@@ -28,7 +28,7 @@ from ckptools.files.remote.path import RemotePath, refreshed
 from ckptools.files.storage import RemoteError
 from ckptools.formats.megatron.folders import arguments
 from ckptools.formats.rank_search.rank_names import parse
-from ckptools.keys.expected_names import COPIED, Original, read_original
+from ckptools.keys.expected_names import CONFIG, COPIED, Original, read_original
 from ckptools.keys.pairing import CutRows, PairingRule, pair
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.provenance import FILE_NAME
@@ -309,12 +309,14 @@ def original_for(options: ConsolidateOptions, output: OutputPlace, checkpoint: C
     if options.only not in (None, "model") or options.tied != "keep":
         text = f"{spelled('like')} writes the model, with tied weights as its config says"
         raise UsageError(None, f"{text}: leave out {spelled('only')} and {spelled('tied')}")
-    if output.writer is not SAFETENSORS or output.named:
-        raise UsageError(output.path, f"{spelled('like')} writes a folder with safetensors: -o DIR/")
+    alone = location(options.like).name == CONFIG
+    if not (output.writer is SAFETENSORS and not output.named) and not (output.writer is PT and alone):
+        text = f"{spelled('like')} writes a folder with safetensors: -o DIR/; or, like a {CONFIG}, a .pt"
+        raise UsageError(output.path, f"{text}, with the names of the model's state dict")
     links = bool(checkpoint.options and checkpoint.options.follow_symlinks)
-    original = read_original(options.like, links, options.dequantize)
-    folder = original.path if original.path.name != "config.json" else original.path.parent
-    if folder.resolve() == output.path.parent.resolve():
+    original = read_original(options.like, links, options.dequantize, published=not output.named)
+    folder = original.path if original.path.name != CONFIG else original.path.parent
+    if not output.named and folder.resolve() == output.path.parent.resolve():
         raise OutputExistsError(output.path.parent, f"is the folder of {spelled('like')} itself; choose another name")
     return original
 
@@ -375,11 +377,12 @@ def in_folder(layout: OutputLayout, original: Original, output: OutputPlace, dty
 
 def likeness_lines(like: Likeness) -> Iterator[str]:
     """Yield lines on the rules, the vocabularies that were cut, the left-out names and the copied files."""
-    yield from [rule.line for rule in like.rules if rule.words or rule.old != rule.new]
+    yield from [rule.line for rule in like.rules]
     yield from [cut.line for cut in like.cut]
     reasons: dict[str, list[str]] = {}
     for name, why in like.left.items():
         reasons.setdefault(why, []).append(printable(name))
     for why, some in reasons.items():
         yield f"not written: {few(some, 3)}: {why}"
-    yield f"copied from {like.original}: {', '.join(like.copied)}"
+    if like.copied:
+        yield f"copied from {like.original}: {', '.join(like.copied)}"

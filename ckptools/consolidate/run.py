@@ -119,7 +119,7 @@ def consolidate(
         selection = unwrapped(selection, options) if original is None else selection
         selection = by_name(selection) if output.writer.BY_NAME else selection
         layout = output.writer.lay_out(selection, output.path, form)
-        if original is not None:
+        if original is not None and not output.named:
             layout = in_folder(layout, original, output, options.dtype)
         layout = adapter.in_folder(layout, options) if adapter else layout
         selection.left_out |= layout.left_out

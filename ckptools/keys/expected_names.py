@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Mapping
@@ -17,14 +18,15 @@ from ckptools.formats.open import open_checkpoint, with_all_ranks
 from ckptools.formats.shared.given_names_and_shapes import is_shape
 from ckptools.formats.shared.model_config import without_quantization
 from ckptools.keys.entries import entries_of
-from ckptools.keys.layouts import HUB, Sizes
+from ckptools.keys.layouts import Sizes
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import describe_for_error, tensors_in
 from ckptools.option import spelled
 from ckptools.rules.verdict import verdict_of
+from ckptools.text import few
 from ckptools.torch_engine import module_shapes
-from ckptools.torch_engine.module_shapes import NamedShape, StateDictShapes
+from ckptools.torch_engine.module_shapes import NamedShape, PublishedPart, StateDictShapes
 from ckptools.training_state.models import chosen_models, models_of, prefix_of, the_models
 from ckptools.training_state.optimizers import believed
 from ckptools.training_state.sections import Section, sections_of, storage_identity
@@ -142,6 +144,9 @@ def shapes_of_state(values: Mapping[str, Any]) -> dict[str, NamedShape]:
 
 
 CONFIG = "config.json"
+QUANTIZED = "quantization_config"
+"""The key of a config that says how the weights are quantized."""
+
 MAX_COPIED = 256 << 20
 """At most this many bytes of one small file are copied; a large tokenizer has 35 MB."""
 
@@ -167,6 +172,7 @@ class Original:
         files: the weight file of each name; empty if there is only a config.
         copied: the content of small files by name, `config.json` last.
         dequantized: whether the config's statement about quantization was taken out of `config` and `copied`.
+        made: the model that transformers makes of the config; None if it was not asked.
     """
 
     path: Path
@@ -175,6 +181,7 @@ class Original:
     files: Mapping[str, str] = field(repr=False)
     copied: Mapping[str, bytes] = field(repr=False)
     dequantized: bool = False
+    made: StateDictShapes | None = field(default=None, repr=False)
 
     @property
     def model_type(self) -> str:
@@ -194,16 +201,31 @@ class Original:
         stated = self.config.get("tie_word_embeddings")
         return stated if isinstance(stated, bool) else self.model_type in ("gpt2",)
 
+    def as_published(self) -> tuple[StateDictShapes, Mapping[str, PublishedPart]]:
+        """The state dict of the model, and the places in it of the tensors that transformers saves.
+
+        Both are empty if transformers cannot make the model.
+        """
+        folder = self.path if self.path.is_dir() else self.path.parent
+        with contextlib.suppress(UsageError, ReadError):
+            made = self.made or module_shapes.shapes_from_config(folder / CONFIG, self.config)
+            found = (made.published() if made.published is not None else None) or {}
+            return made, {name: part for name, part in found.items() if part is not None}
+        return StateDictShapes("", {}), {}
+
     def _number(self, *names: str) -> int:
         values = (self.config.get(name) for name in names)
         return next((v for v in values if type(v) is int and 0 < v <= module_shapes.MAX_PARTS), 0)
 
 
-def read_original(given: str | Path, follow_symlinks: bool = False, dequantize: bool = False) -> Original:
+def read_original(
+    given: str | Path, follow_symlinks: bool = False, dequantize: bool = False, published: bool = True
+) -> Original:
     """Read the names, the config and the small files of a Hugging Face model; no values.
 
     With `dequantize` it is the model without its quantization: names and dtypes of the decoded weights, and a config
-    that states none.
+    that states none. Of a config alone, the names are those that `save_pretrained` writes if `published`, else those of
+    the model's state dict.
 
     Raises:
         UsageError: it is not a Hugging Face model.
@@ -242,24 +264,29 @@ def read_original(given: str | Path, follow_symlinks: bool = False, dequantize: 
         alone = ((key[-1], t.found[0].sources[0].path) for key, t in tensors_in(whole.tree) if len(t.found) == 1)
         files = {name: path.name for name, path in alone if path.suffix == ".safetensors"}
         return Original(path, saved_shapes(whole), config, files, copied, changed)
-    shapes = module_shapes.shapes_from_config(config_path, config)
+    made = module_shapes.shapes_from_config(config_path, config)
     # A saved model lacks tied names, and has the config's dtype.
     said = config.get("dtype", config.get("torch_dtype"))
     dtype = DTYPES.get(said, "") if isinstance(said, str) else ""
     kept = {
         name: one._replace(dtype=dtype) if dtype and one.dtype.startswith(("float", "bfloat")) else one
-        for name, one in shapes.tensors.items()
-        if not one.tied
+        for name, one in made.tensors.items()
+        if not (one.tied and published)
     }
-    return Original(path, replace(shapes, tensors=kept), config, {}, copied, changed)
+    found = made.published() if published and made.published is not None else None
+    if found is not None and (absent := [name for name, part in found.items() if part is None]):
+        text = f"no rule makes the tensors that transformers saves of this model: {few(absent)}"
+        raise RefusedError(config_path, f"{spelled('like')}: {text}; its weights are not copied from its state dict")
+    if found is not None:
+        parts = {name: part for name, part in found.items() if part is not None}
+        kept = {name: kept[part.name]._replace(shape=part.shape) for name, part in parts.items()}
+    return Original(path, replace(made, tensors=kept), config, {}, copied, changed, made)
 
 
 def can_be_like(path: Path) -> bool:
-    """Whether `consolidate --like` accepts this config and can then write the model's tensors."""
-    if not path.is_file():
-        return False
-    content = read_json(path)
-    return module_shapes.is_model_config(content) and any(content["model_type"] in layout.model_types for layout in HUB)
+    """Whether it is the config of a Hugging Face model whose weights are not quantized."""
+    content: Any = read_json(path) if path.is_file() else None
+    return module_shapes.is_model_config(content) and not content.get(QUANTIZED)
 
 
 def original_of(checkpoint: Checkpoint) -> Original | None:

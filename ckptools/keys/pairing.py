@@ -6,7 +6,9 @@ tensor of its shape, and every tensor of the checkpoint a place, or a reason to 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,14 +28,17 @@ from ckptools.keys.layouts import (
     recognise,
 )
 from ckptools.keys.renames import find_renames, rename_words
+from ckptools.model.cover import cover
 from ckptools.model.records import displayed
+from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.option import spelled
-from ckptools.tensor_io.slicing import RowBlock, split_rows
+from ckptools.tensor_io.slicing import RowBlock, cut_out, put_in, split_rows
 from ckptools.tensor_io.stream import tensor_bytes, tensor_digest
 from ckptools.text import few, plural, printable
 from ckptools.text import shape as shape_text
-from ckptools.torch_engine.module_shapes import StateDictShapes
+from ckptools.torch_engine.module_shapes import NamedShape, PublishedPart, StateDictShapes
+from ckptools.training_state.wrappers import without_ddp
 
 # -- the result: the sources of each tensor, and the rules that were applied -------------------------------------------
 
@@ -240,8 +245,11 @@ def _between(known: Recognised, tensors: Mapping[str, Tensor], model: Original) 
         rule = old, place.stored.name, words
         counted[rule] = counted.get(rule, 0) + 1
         rearranged |= {new} if words else set()
-    rules = tuple(PairingRule(*rule, count) for rule, count in counted.items())
-    return Pairing(made, sources, rules, (), dict.fromkeys(known.recomputed, COMPUTED), frozenset(rearranged))
+    rules = [PairingRule(*rule, count) for rule, count in counted.items() if rule[2] or rule[0] != rule[1]]
+    if wrapped := [name for name in known.placed if without_ddp(name) != name]:
+        first = wrapped[0]
+        rules.insert(0, PairingRule(first, without_ddp(first), "names of wrappers dropped", len(wrapped)))
+    return Pairing(made, sources, tuple(rules), (), dict.fromkeys(known.recomputed, COMPUTED), frozenset(rearranged))
 
 
 def _taken_apart(
@@ -308,12 +316,79 @@ def pair(
         draft = from_trainer(found, tensors, original, args, assume, path)
     else:
         draft = _by_renames(tensors, original, assume)
-        if any(name not in draft.tensors and not one.tied for name, one in original.shapes.tensors.items()):
+        if _lacking(draft, original):
             # The same model in another form, such as with separate experts.
             fitting = [one for one in HUB if original.model_type in one.model_types]
-            if fitting:
-                draft = _between(recognise(tensors, original.sizes, fitting), tensors, original)
+            draft = _between(recognise(tensors, original.sizes, fitting), tensors, original) if fitting else draft
+        if lacking := _lacking(draft, original):
+            other = _as_transformers_saves(tensors, original, assume)
+            draft = other if _lacking(other, original) < lacking else draft
     return _checked(draft, tensors, original, args, assume, path, files)
+
+
+def _lacking(draft: Pairing, original: Original) -> int:
+    return sum(name not in draft.tensors and not one.tied for name, one in original.shapes.tensors.items())
+
+
+# -- the form in which transformers saves a model, and the form that it has in memory ---------------------------------
+
+
+def _as_transformers_saves(tensors: Mapping[str, Tensor], original: Original, assume: bool) -> Pairing:
+    """Cut the tensors of a state dict into the tensors that transformers saves, or join these to a state dict."""
+    state, parts = original.as_published()
+    words = "cut out, as transformers saves it"
+    if original.shapes.tensors.keys() <= parts.keys():
+        found = _by_renames(tensors, replace(original, shapes=state), assume)
+        made = {
+            name: _cut(found.tensors[part.name], part, state)
+            for name, part in parts.items()
+            if part.name in found.tensors
+        }
+        olds = {name: [parts[name].name] for name in made}
+    else:
+        words = "joined, as transformers has it in memory"
+        shapes = {name: NamedShape(part.shape, state.tensors[part.name].dtype) for name, part in parts.items()}
+        found = _by_renames(tensors, replace(original, shapes=replace(state, tensors=shapes)), assume)
+        olds = {}
+        for name, part in parts.items():
+            olds.setdefault(part.name, []).append(name)
+        olds = {name: some for name, some in olds.items() if found.tensors.keys() >= {*some}}
+        made = {
+            name: _joined([(found.tensors[old], parts[old]) for old in some], state.tensors[name].shape)
+            for name, some in olds.items()
+        }
+    sources = {name: tuple(found.sources[old][0] for old in some) for name, some in olds.items()}
+    rearranged = {name for name, some in olds.items() if len(some) > 1 or made[name] is not found.tensors[some[0]]}
+    kinds = Counter(
+        (", ".join(dict.fromkeys(_NUMBER.sub("{}", old) for old in some)), _NUMBER.sub("{}", name), name in rearranged)
+        for name, some in olds.items()
+        if some != [name]
+    )
+    rules = [PairingRule(old, new, words if cut else "", count) for (old, new, cut), count in kinds.items()]
+    return Pairing(made, sources, (*found.rules, *rules), (), found.left, frozenset(rearranged))
+
+
+def _cut(tensor: Tensor, part: PublishedPart, state: StateDictShapes) -> Tensor:
+    """The part of a tensor of a state dict; the tensor itself if that is all of it."""
+    whole = state.tensors[part.name].shape
+    if part.shape == whole:
+        return tensor
+    if whole is None or tensor.shape != whole:
+        raise _unfit(part.name, UnfitError(f"{list(tensor.shape)} here and {list(whole or ())} there"))
+    return cut_out(tensor, part.box, len(part.shape))
+
+
+def _joined(pieces: Sequence[tuple[Tensor, PublishedPart]], shape: Ints | None) -> Tensor:
+    """The tensor of a state dict that some parts make; the first one if they do not make it."""
+    first, part = pieces[0]
+    boxes = [part.box for _, part in pieces]
+    unlike = any(tensor.shape != part.shape or tensor.dtype != first.dtype for tensor, part in pieces)
+    if shape is None or unlike or part.shape == shape or not cover(shape, boxes).exact:
+        return first
+    return put_in([(tensor, part.box) for tensor, part in pieces], shape)
+
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 # -- renames -----------------------------------------------------------------------------------------------------------

@@ -237,7 +237,7 @@ def next_lines(found: Match, arguments: str, written: Path | None) -> Iterator[s
     """
     if found.apart:
         if found.like:
-            yield f"use it: ckptools consolidate {arguments} -o converted/ --like {quoted([found.like])}"
+            yield f"use it: ckptools consolidate {arguments} -o converted.pt --like {quoted([found.like])}"
         else:
             yield "load it with from_pretrained, and save that model's state_dict()"
     if found.fix:

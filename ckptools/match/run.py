@@ -57,7 +57,8 @@ def match(
     model = shapes_expected(to, chosen.section, bool(whole.options and whole.options.follow_symlinks))
     found = compared(replace(saved, ranks=len(whole.ranks)), model, verdict_of(whole).whole, chosen)
     config = (whole.path if whole.path.is_dir() else whole.path.parent) / "config.json"
-    if found.apart and can_be_like(config):
+    saved_as = model.published() if found.apart and model.published is not None and can_be_like(config) else None
+    if saved_as and None not in saved_as.values():
         found = replace(found, like=str(config))
     if not optimizer and world_size is None:
         # If torch is imported, it probably made the model, and would load the files into it.

@@ -283,6 +283,29 @@ def _turned(shard: Shard) -> Shard:
     return shard._replace(box=Box(*(pair[::-1] for pair in shard.box)), source=source, item=None)
 
 
+def cut_out(tensor: Tensor, box: Box, ndim: int) -> Tensor:
+    """The elements of a tensor in a box, without its leading dimensions of size 1, so that `ndim` are left."""
+    index = tuple(slice(start, end) for start, end in zip(box.offsets, box.ends, strict=True))
+    found = sliced(tensor, slicing_of(tensor.shape, index))
+    gone, shards = len(tensor.shape) - ndim, found.shards
+    for _ in range(gone):
+        shards = tuple(map(_without_rows, shards))
+    return _made(tensor, found.shape[gone:], shards)
+
+
+def put_in(parts: Sequence[tuple[Tensor, Box]], shape: Ints) -> Tensor:
+    """A tensor of `shape` made of parts, each with its box: the inverse of `cut_out`."""
+    shards: list[Shard] = []
+    for tensor, box in parts:
+        found = sliced(tensor, slicing_of(tensor.shape, ...)).shards
+        for _ in range(len(shape) - len(tensor.shape)):
+            found = tuple(_in_row(shard, 0) for shard in found)
+        for shard in found:
+            moved = tuple(start + at for start, at in zip(box.offsets, shard.box.offsets, strict=True))
+            shards.append(shard._replace(box=Box(moved, shard.box.sizes)))
+    return _made(parts[0][0], shape, shards)
+
+
 def _made(like: Tensor, shape: tuple[int, ...], shards: Iterator[Shard] | Sequence[Shard] | map[Shard]) -> Tensor:
     """A tensor with one shard per distinct box, in the order of their offsets."""
     ordered = tuple(sorted(shards, key=lambda s: s.box.offsets))

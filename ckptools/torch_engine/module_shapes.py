@@ -16,12 +16,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ckptools.errors import ReadError, UsageError
-from ckptools.model.regions import Ints
+from ckptools.model.regions import Box, Ints, contiguous_strides
 from ckptools.model.tensor import Coded
 from ckptools.model.tree import describe_for_error
 from ckptools.option import spelled
@@ -32,6 +33,8 @@ from ckptools.text import clip, first_line, no_such_key, plural
 # without a copy of its rules. Source: transformers/core_model_loading.py, conversion_mapping.py and quantizers/base.py
 # of 5.23.
 
+
+Found = TypeVar("Found")
 
 MAX_MESSAGE = 200
 """Longest quotation of an error of transformers, in characters."""
@@ -181,6 +184,72 @@ def _quantizer(model: Any) -> Any:
     return str(getattr(method, "value", method))
 
 
+# -- published names: `save_pretrained` of transformers 5 writes the names of the hub, such as one tensor per expert
+# transformers' own code is run on the meta device, where a view still has its place in the tensor that it is a view of.
+# Its ops call `contiguous()`, which would lose that place. Source: transformers/core_model_loading.py of 5.23
+# (`revert_weight_conversion`, `Chunk`, `SplitModulelist`).
+
+
+class PublishedPart(NamedTuple):
+    """The place of a published tensor in a tensor of the model's state dict.
+
+    Attributes:
+        shape: of the published tensor.
+        name: of the tensor in the state dict.
+        box: the elements that it has of that tensor, which may have more leading dimensions.
+    """
+
+    shape: Ints
+    name: str
+    box: Box
+
+
+def published(model: Any) -> dict[str, PublishedPart | None] | None:
+    """Find the tensors that `save_pretrained` writes of a model on the meta device; None for transformers 4.
+
+    A tensor that is not a box of one tensor of the state dict is None.
+
+    Raises:
+        ReadError: transformers raises.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:
+        return None
+
+    class Uncopied(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return args[0] if function is torch.Tensor.contiguous else function(*args, **(kwargs or {}))
+
+    owners: dict[int, str] = {}
+    state = model.state_dict()
+    own = {n: t for n, t in state.items() if owners.setdefault(t.untyped_storage()._cdata, n) == n}
+    try:
+        with torch.no_grad(), Uncopied():
+            found = revert_weight_conversion(model, dict(own))
+    except Exception as error:
+        said = f"{type(error).__name__}: {clip(first_line(error), MAX_MESSAGE)}"
+        raise ReadError(None, f"the names that transformers saves are not known: it says {said}") from error
+    names = {n: owners.get(t.untyped_storage()._cdata) for n, t in found.items()}
+    return {n: None if (old := names[n]) is None else _part(t, old, own[old]) for n, t in found.items()}
+
+
+def _part(view: Any, name: str, whole: Any) -> PublishedPart | None:
+    """Locate a view in a contiguous tensor; None if it is not a box of it."""
+    shape, strides = tuple(view.shape), contiguous_strides(tuple(whole.shape))
+    left, starts = view.storage_offset(), []
+    for stride in strides:
+        starts.append(left // max(stride, 1))
+        left -= starts[-1] * stride
+    box = Box(tuple(starts), (1,) * (len(strides) - len(shape)) + shape)
+    inside = len(box.sizes) == len(strides) and all(n <= m for n, m in zip(box.ends, whole.shape, strict=True))
+    kept = zip(shape, view.stride(), strides[len(strides) - len(shape) :], strict=False)
+    return PublishedPart(shape, name, box) if inside and all(n == 1 or a == b for n, a, b in kept) else None
+
+
 # -- the optimizer that a user's function makes beside a module: its param groups by name, and the state that it keeps
 
 
@@ -263,6 +332,7 @@ class StateDictShapes:
         ordered: whether that is the order of the module.
         ties_optional: whether a tied name may be absent, as when transformers loads.
         loading: finds how `from_pretrained` converts given names and shapes; None if it is not a model of transformers.
+        published: finds the tensors that `save_pretrained` writes; None if it is not a model of transformers.
         converts: whether the model is loaded by `from_pretrained` and not by `load_state_dict`.
         optimizer: the optimizer that was made with the module; None without one.
         ranks: number of ranks that saved tensors of these shapes.
@@ -273,6 +343,7 @@ class StateDictShapes:
     ordered: bool = False
     ties_optional: bool = False
     loading: Callable[[Mapping[str, NamedShape]], Loading | None] | None = field(default=None, repr=False)
+    published: Callable[[], Mapping[str, PublishedPart | None] | None] | None = field(default=None, repr=False)
     converts: bool = False
     optimizer: OptimizerShapes | None = None
     ranks: int = 1
@@ -349,7 +420,9 @@ def shapes_of(model: Any, given_by: str = "") -> StateDictShapes:
     if not found:
         raise UsageError(None, f"{given_by or type(model).__name__}: has no parameters and no buffers to load")
     made = StateDictShapes(given_by or f"the {type(model).__name__}", found, hasattr(model, "state_dict"))
-    return replace(made, loading=_loading_of(model)) if _is_of_transformers(model) else made
+    if not _is_of_transformers(model):
+        return made
+    return replace(made, loading=_loading_of(model), published=partial(_apart, model, published))
 
 
 def _is_of_transformers(model: Any) -> bool:
@@ -360,17 +433,22 @@ def _is_of_transformers(model: Any) -> bool:
 
 
 def _loading_of(model: Any) -> Callable[[Mapping[str, NamedShape]], Loading | None]:
-    """Make a function that finds how `from_pretrained` converts names, using a second model of the same config."""
+    """Make a function that finds how `from_pretrained` converts names."""
 
     def loads(saved: Mapping[str, NamedShape]) -> Loading | None:
-        import torch
-        import transformers
-
         tensors = {n: (one.shape, one.dtype) for n, one in saved.items() if one.shape is not None and not one.note}
-        with _offline(transformers), contextlib.redirect_stdout(sys.stderr), torch.device("meta"):
-            return loading(type(model)._from_config(deepcopy(model.config)), tensors)
+        return _apart(model, partial(loading, saved=tensors))
 
     return loads
+
+
+def _apart(model: Any, ask: Callable[[Any], Found]) -> Found:
+    """Ask transformers about a second model of the same config, on the meta device."""
+    import torch
+    import transformers
+
+    with _offline(transformers), contextlib.redirect_stdout(sys.stderr), torch.device("meta"):
+        return ask(type(model)._from_config(deepcopy(model.config)))
 
 
 def _with_ties(module: Any) -> Any:

@@ -31,6 +31,10 @@ def moe(tmp_path_factory) -> Path:
     return folder
 
 
+def toy_moe():
+    return toy_model("qwen3-moe")
+
+
 def damaged(folder: Path, to: Path, **changes: torch.Tensor | None) -> Path:
     """A copy in which tensors are gone, or others."""
     state = load_file(folder / "model.safetensors")
@@ -69,9 +73,11 @@ def test_a_module_gets_the_command_that_writes_what_it_loads(moe, tmp_path):
         "Trainer's resume does not"
     )
     assert (found.converted, Path(found.like)) == (0, moe / "config.json")
-    ckptools.consolidate(moe, f"{tmp_path}/out/", like=found.like)
-    assert ckptools.open(tmp_path / "out").match(model).loads
-    assert not any(model.load_state_dict(load_file(tmp_path / "out" / "model.safetensors")))
+    said = CliRunner().invoke(app, ["match", str(moe), "--to", "tests.hugging_face.test_match:toy_moe"]).output
+    assert "-o converted.pt --like" in " ".join(said.split())
+    ckptools.consolidate(moe, tmp_path / "converted.pt", like=found.like)
+    assert ckptools.open(tmp_path / "converted.pt").match(model).loads
+    assert not any(model.load_state_dict(torch.load(tmp_path / "converted.pt", weights_only=True)))
 
 
 EXPERT = "model.layers.1.mlp.experts.{}.{}_proj.weight"

@@ -16,7 +16,7 @@ import ckptools
 from tests.hugging_face.toy_models import loaded_strictly, logits, save_original, toy_model
 from tests.hugging_face.trainer_names import save_megatron, torchtitan_state
 
-TRAINED = ("llama", "llama-tied", "gpt2", "qwen2-moe", "qwen3-moe", "mixtral", "phi3")
+TRAINED = ("llama", "llama-tied", "gpt2", "qwen2-moe", "qwen3-moe", "mixtral", "deepseek-v3", "phi3")
 
 
 @pytest.fixture(scope="module")

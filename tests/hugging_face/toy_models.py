@@ -24,6 +24,11 @@ _SIZES = {
     "eos_token_id": 2,
 }
 _MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_DEEPSEEK = {
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 1, "topk_group": 1,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8, "v_head_dim": 8, "num_key_value_heads": 4,
+}  # fmt: skip
 _GPT2 = {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -33,6 +38,9 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-moe": ("Qwen2MoeConfig", {**_SIZES, **_MOE, "shared_expert_intermediate_size": 40}),
     "qwen3-moe": ("Qwen3MoeConfig", {**_SIZES, **_MOE, "head_dim": 8}),
     "mixtral": ("MixtralConfig", {**_SIZES, "num_local_experts": 4}),
+    "deepseek-v3": ("DeepseekV3Config", {**_SIZES, **_DEEPSEEK}),
+    "minimax-m2": ("MiniMaxM2Config", {**_SIZES, "num_local_experts": 4, "head_dim": 8, "rotary_dim": 8}),
+    "granitemoe": ("GraniteMoeConfig", {**_SIZES, "num_local_experts": 4}),
     "phi3": ("Phi3Config", {**_SIZES, "pad_token_id": 0}),
 }
 """The class of each model's config, and its fields."""
