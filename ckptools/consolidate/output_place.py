@@ -10,6 +10,7 @@ files lie beside the output under its whole name and one more word: `OUT.json`, 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -28,7 +29,7 @@ from ckptools.files.remote.path import RemotePath, refreshed
 from ckptools.files.storage import RemoteError
 from ckptools.formats.megatron.folders import arguments
 from ckptools.formats.rank_search.rank_names import parse
-from ckptools.keys.expected_names import CONFIG, COPIED, Original, read_original
+from ckptools.keys.expected_names import CONFIG, COPIED, QUANTIZED, Original, read_original
 from ckptools.keys.pairing import CutRows, PairingRule, pair
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.provenance import FILE_NAME
@@ -365,14 +366,31 @@ def made_like(
 def in_folder(layout: OutputLayout, original: Original, output: OutputPlace, dtype: str | None) -> OutputLayout:
     """Add the small files of the Hugging Face model to the plan of an output; on a disk its folder appears whole."""
     folder, stated = output.path.parent, original.config.get("architectures")
-    texts = {folder / name: content for name, content in original.copied.items()}
+    texts: dict[Path, str | bytes] = {folder / name: content for name, content in original.copied.items()}
+    config, notes = _with_dtype(original.config, dtype), []
+    if config != original.config:
+        notes.append(f"{CONFIG} states {dtype}, as {spelled('dtype')} writes, and not the dtype of {spelled('like')}")
+    if original.made is not None and config.get(QUANTIZED):
+        config.pop(QUANTIZED)
+        notes.append(f"{CONFIG} is written without {QUANTIZED}: no tensor here is quantized")
+    texts |= {folder / CONFIG: json.dumps(config, indent=2, ensure_ascii=False) + "\n"} if notes else {}
     causal = isinstance(stated, list) and stated and str(stated[0]).endswith("ForCausalLM")
     auto = "AutoModelForCausalLM" if causal else "AutoModel"
     load = f"from transformers import {auto}; model = {auto}.from_pretrained({quoted(folder)})"
-    notes = [f"{spelled('dtype', dtype)}: config.json still states the dtype of {spelled('like')}"] if dtype else []
-    notes += ["config.json is written without its quantization_config"] if original.dequantized else []
+    notes += [f"{CONFIG} is written without its {QUANTIZED}"] if original.dequantized else []
     whole = None if is_remote(folder) else folder
     return replace(layout, folder=whole, texts={**layout.texts, **texts}, load=load, notes=(*layout.notes, *notes))
+
+
+def _with_dtype(config: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
+    """A config with another dtype where it states one, also for a part of the model (`text_config`); None for none."""
+    found = dict(config)
+    for key, value in config.items():
+        if isinstance(value, Mapping) and key.endswith("_config") and key != QUANTIZED:
+            found[key] = _with_dtype(value, dtype)
+        elif dtype and isinstance(value, str) and key in ("dtype", "torch_dtype"):
+            found[key] = dtype
+    return found
 
 
 def likeness_lines(like: Likeness) -> Iterator[str]:

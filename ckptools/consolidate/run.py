@@ -120,7 +120,7 @@ def consolidate(
         selection = by_name(selection) if output.writer.BY_NAME else selection
         layout = output.writer.lay_out(selection, output.path, form)
         if original is not None and not output.named:
-            layout = in_folder(layout, original, output, options.dtype)
+            layout = in_folder(layout, original, output, form.dtype)
         layout = adapter.in_folder(layout, options) if adapter else layout
         selection.left_out |= layout.left_out
         selection.notes += [*note_on_carried(selection), *_notes_on_codes(whole, layout, options.dequantize)]

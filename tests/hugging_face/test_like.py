@@ -144,6 +144,23 @@ def test_experts_that_are_not_complete_are_not_joined(gone, tmp_path):
     assert gone in refused(run, config)
 
 
+def test_the_config_states_the_dtype_that_is_written(run, original, tmp_path):
+    stated = json.loads((original / "config.json").read_text())
+    done = home(run, original, dtype="bf16")
+    written = json.loads((tmp_path / "hf" / "config.json").read_text())
+    assert written == {**stated, "dtype": "bfloat16"} != stated
+    assert any(note.startswith("config.json states bfloat16") for note in done.notes)
+    assert {value.dtype for value in loaded_strictly(tmp_path / "hf").state_dict().values()} == {torch.bfloat16}
+
+
+def test_a_config_of_quantized_weights_is_not_written_beside_values(run, original, tmp_path):
+    config, stated = original / "config.json", json.loads((original / "config.json").read_text())
+    config.write_text(json.dumps({**stated, "quantization_config": {"quant_method": "fp8"}}))
+    done = home(run, config)
+    assert json.loads((tmp_path / "hf" / "config.json").read_text()) == stated
+    assert any("without quantization_config" in note for note in done.notes)
+
+
 def test_a_prefix_is_found_as_match_finds_it_and_stated(original, tmp_path):
     state = {f"module._orig_mod.{name}": value for name, value in toy_model("llama").state_dict().items()}
     (rule,) = home(saved(state, tmp_path), original).like.rules
