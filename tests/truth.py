@@ -167,6 +167,7 @@ WHOLE = (
     Known("nemo-automodel-fsdp2", "ckpt/epoch_0_step_5", "", 4, 5),
     # The names of a model that PEFT changed.
     Known("peft-lora-fsdp2", "ckpt/rank1.pt", "", 2, 3),
+    Known("transformers-shards", "ckpt", "", 2, None),
     # A folder for each part, by no framework.
     Known("composite-dcp-fsdp2", "ckpt/step_5", "", 2, 5),
 )

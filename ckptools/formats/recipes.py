@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
 from ckptools.files.opening import head_at, is_plain_name, read_json
-from ckptools.formats.dcp.files import METADATA
+from ckptools.formats import dcp_safetensors
+from ckptools.formats.dcp.files import METADATA, looks_like_dcp
+from ckptools.formats.flat_parameters import parameters as flat_parameters
 from ckptools.formats.recipe import Part, PartsBuilder, Recipe, flattened_optimizer, stated
 from ckptools.formats.shared.checkpoint_builder import file_now
+from ckptools.formats.shared.given_names_and_shapes import Shapes
 from ckptools.model.facts import FILES_FOUND, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import leaf_at
 from ckptools.text import few, plural
+from ckptools.training_state.optimizers import SORTED, nested
+from ckptools.training_state.sections import is_optimizer
 
 # -- ByteCheckpoint: a step's folder with a DCP folder each for model and optimizer, and a file per rank for the rest --
 #
@@ -230,4 +236,43 @@ LEROBOT = Recipe(
     ),
     saved_as="LeRobot, {parts.form}",
     world_size=lambda parts: stated("training_step", "dp_world_size")(parts)._replace(at_least=True),
+)
+
+# -- transformers: `save_pretrained(..., distributed_checkpoint=True)`, and the optimizer in a DCP beside it -----------
+#
+#     shard-00001-model-00001-of-00001.safetensors    of each rank, as `dcp_safetensors` reads them
+#     optimizer/                                      DCP with `optimizer`, flattened and keyed by name
+#     config.json  generation_config.json
+#
+# The shards do not state the sizes of their tensors, the moments do: a lost last rank is noticed. No file but the
+# user's own script names the folder `optimizer`. Source: transformers/distributed/checkpoint.py
+# (`_save_model_checkpoint_distributed`, `save_optimizer_distributed`) and mixin.py of 5.23; checked on its files.
+
+
+def transformers_shards(parts: PartsBuilder, folder: Path, key: str) -> None:
+    """Add the model's shards of a folder, with the shapes of the moments in the optimizer, which was read before."""
+    moments: Any = parts.tree.get("optimizer")
+    shapes = flat_parameters.shapes_by_name(nested(moments), of_dcp=True) if is_optimizer(moments) else None
+    options = parts.options
+    if shapes is not None and options.shapes is None:
+        options = replace(options, shapes=Shapes("the optimizer state", shapes.shapes, {}, SORTED))
+    parts.add_checkpoint(dcp_safetensors.read(folder, options), key)
+    parts.tree = {key: parts.tree.pop(key), **parts.tree}
+
+
+TRANSFORMERS_SHARDS = Recipe(
+    NAME="transformers_shards",
+    READS="transformers' save_pretrained(distributed_checkpoint=True): safetensors shards, with optimizer/ (DCP)",
+    KNOWN_BY="shard-00001-model-00001-of-00001.safetensors beside the DCP folder optimizer/",
+    TRIED=("transformers 5.23.0",),
+    JOINS=("model", "optimizer"),
+    signs=(),
+    confirmed=lambda path: (
+        (path / "optimizer").is_dir() and dcp_safetensors.detect(path) and looks_like_dcp(path / "optimizer")
+    ),
+    parts=(
+        Part(("optimizer",), "", PartsBuilder.add_dcp),
+        Part((".",), "model", transformers_shards, needed=True),
+    ),
+    saved_as="transformers, {parts.forms[model]}, optimizer in a DCP folder",
 )

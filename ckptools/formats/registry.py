@@ -112,6 +112,7 @@ FORMATS: tuple[Format, ...] = (
     Format("olmo_core", r"^model_and_optim$", recipe=True),
     Format("composer_folder", r"^(composer_metadata\.json|resumption\.pkl)$", recipe=True),
     Format("lerobot", r"^(pretrained_model|training_state(\.pth)?)$", recipe=True),
+    Format("transformers_shards", r"(^|/)shard-\d.*\.safetensors$", recipe=True),
     Format("dcp", r"\.metadata|\.distcp$|(ba|step|iter|iteration|checkpoint)[-_]?\d+$"),
     Format("dcp_safetensors", r"(^|/)shard-\d.*\.safetensors$"),
     Format("meta_llama", r"(^|/)consolidated\.\d+\.pth$"),

@@ -123,7 +123,7 @@ def one_of_each_kind(known: Known) -> list[Path]:
     return list({re.sub(r"\d+", "#", str(f.path)): f.path for f in opened_plainly(known, False).files}.values())
 
 
-PARTS = {"accelerate", "byte_checkpoint", "composite", "dcp", "deepspeed", "megatron_dist"}
+PARTS = {"accelerate", "byte_checkpoint", "composite", "dcp", "deepspeed", "megatron_dist", "transformers_shards"}
 """Formats that have a folder or file in them which another format opens by itself."""
 
 
