@@ -280,6 +280,7 @@ def read_original(
     if found is not None:
         parts = {name: part for name, part in found.items() if part is not None}
         kept = {name: kept[part.name]._replace(shape=part.shape) for name, part in parts.items()}
+    copied = copied if published else {}
     return Original(path, replace(made, tensors=kept), config, {}, copied, changed, made)
 
 

@@ -104,7 +104,8 @@ def test_a_config_alone_is_enough_for_what_save_pretrained_writes(name, tmp_path
 def test_a_pt_like_a_config_is_what_load_state_dict_takes(name, tmp_path):
     model, original = toy_model(name), tmp_path / "original"
     model.save_pretrained(original)
-    ckptools.consolidate(original, tmp_path / "hf.pt", like=original / "config.json", check=True)
+    done = ckptools.consolidate(original, tmp_path / "hf.pt", like=original / "config.json", check=True)
+    assert done.like.copied == () and {path.name for path in tmp_path.iterdir()} == {"original", "hf.pt"}
     state, own = torch.load(tmp_path / "hf.pt", weights_only=True), model.state_dict()
     assert state.keys() == own.keys() and all(torch.equal(state[key], own[key]) for key in own)
     assert not any(toy_model(name, seed=1).load_state_dict(state))
