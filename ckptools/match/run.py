@@ -84,7 +84,9 @@ def compared(saved: StateDictShapes, model: StateDictShapes, whole: bool | None,
         other = (
             found if found.loads else _compared(saved, replace(model, ties_optional=True), whole, selection, loading)
         )
-        return replace(found, apart=loading.apart) if other.loads and not found.loads else found
+        # If nothing is converted, the names that are absent are tied ones, and their rows say so.
+        converts = other.loads and not found.loads and loading.converted
+        return replace(found, apart=loading.apart) if converts else found
     return _compared(saved, model, whole, selection, loading or Loading())
 
 

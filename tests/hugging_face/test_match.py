@@ -80,6 +80,15 @@ def test_a_module_gets_the_command_that_writes_what_it_loads(moe, tmp_path):
     assert not any(model.load_state_dict(torch.load(tmp_path / "converted.pt", weights_only=True)))
 
 
+def test_a_tied_head_is_not_said_to_be_converted(tmp_path):
+    model = toy_model("llama-tied")
+    model.save_pretrained(tmp_path)
+    found = ckptools.open(tmp_path).match(model)
+    assert not found.loads and not found.apart
+    assert [row.name for row in found.rows if row.status == "tied"] == ["lm_head.weight"]
+    assert ckptools.open(tmp_path).match(tmp_path / "config.json").loads
+
+
 EXPERT = "model.layers.1.mlp.experts.{}.{}_proj.weight"
 
 
