@@ -20,10 +20,10 @@ from ckptools.files.opening import COMPRESSIONS, content_of, head_at, is_remote,
 from ckptools.files.storage import UNFINISHED
 from ckptools.formats.rank_search.rank_groups import are_of_one
 from ckptools.formats.rank_search.rank_names import COMPRESSED, COUNTS_STEPS, is_temporary
+from ckptools.formats.rank_search.step_names import is_another_part
 from ckptools.formats.registry import Format, recognised
 from ckptools.formats.shared.companions import is_companion
 from ckptools.formats.shared.several_checkpoints import ASTRAY, MAX_ENTRIES, Save, listed, names, several, tracker_in
-from ckptools.formats.step_files import is_another_part
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.tree import describe_for_error, tensors_in
 from ckptools.option import spelled

@@ -118,7 +118,10 @@ FORMATS: tuple[Format, ...] = (
     Format("meta_llama", r"(^|/)consolidated\.\d+\.pth$"),
     Format("olmo_local", r"(^|/)(model|optim|train)(/|$)"),
     Format("fsdp_shards", r"(shard|rank)[-_]?\d"),
-    Format("step_files", r"\d[^/]*\.(pt|pth|safetensors|json)$|^(model|weights)\.|^(optim|opt|sched|meta|state|train)"),
+    Format(
+        "step_files",
+        r"(^|[/._-])(model|weights|optim|opt|meta|state|sched|train|rng|ema)|(step|ckpt|iter)[-_.]?\d+\.\w+$",
+    ),
     Format("model_parts", r"rank|shard|part|mp|tp|pp|model_\d", of_folders=True),
     RANK_FILES,
     Format("hugging_face", r"\.safetensors|\.bin|^adapter|^diffusion|^trainer_state\.json$"),

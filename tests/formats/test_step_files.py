@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import ckptools
 from ckptools.errors import CkptoolsError
-from ckptools.formats.step_files import files_of_step
+from ckptools.formats.rank_search.step_names import files_of_step
 
 
 def trained() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

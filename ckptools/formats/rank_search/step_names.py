@@ -1,0 +1,133 @@
+"""Names of files that share a step and differ in the word of their part: `model_000010.pt`, `optim_000010_rank0.pt`.
+
+A number in a name may count something else than steps, such as a rank or an epoch. So files are taken for one
+checkpoint only if their number has five digits or more, if another number in a name is a rank, if a JSON of them states
+the number as the step, or if they are alone in a folder that is named after the step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ckptools.errors import ReadError
+from ckptools.files.opening import read_json, reading, tells_others
+from ckptools.training_state.steps import COUNTERS, step_in
+
+MODEL, JSON = "model", ".json"
+PARTS = {
+    **dict.fromkeys(("model", "weights"), MODEL),
+    **dict.fromkeys(("optim", "optimizer", "opt"), "optimizer"),
+    **dict.fromkeys(("scheduler", "lr_scheduler", "sched"), "scheduler"),
+    **dict.fromkeys(("meta", "metadata"), "meta"),
+    **{
+        word: word for word in ("train", "trainer", "training", "state", "rng", "ema", "scaler", "dataloader", "config")
+    },
+}
+"""Words in names of files, each with the part that it names."""
+
+WORDS = "|".join(sorted(PARTS, key=len, reverse=True))
+WORD = re.compile(rf"(?<![A-Za-z])({WORDS})(?:_(?:states?|param_groups|step))?(?![A-Za-z])", re.IGNORECASE)
+COUNTING = re.compile(r"(?<![A-Za-z])(?:step|iter|iteration|ckpt|checkpoint)(?![A-Za-z])", re.IGNORECASE)
+"""Words beside a step, which the name of one part may have and that of another may not."""
+
+RANK = re.compile(r"[._-]rank[._-]?(\d{1,6})(?!\d)")
+OTHER_NUMBERS = re.compile(r"-of-|world")
+"""Signs of numbers that count files or ranks."""
+
+SUFFIXES = (".pt", ".pth", ".safetensors", JSON)
+STEP_DIGITS = 5
+"""A number with as many digits counts steps: fewer may count ranks or epochs."""
+
+MAX_ENTRIES = 1 << 16
+
+
+class StepFile(NamedTuple):
+    """A file of a part.
+
+    Attributes:
+        part: its part; "" if its name has no word of one.
+        shared: the rest of its name, which all parts of a step share.
+        number: the number in its name, as written; "" without one.
+        rank: the rank whose state it holds; None if it is not one of several.
+    """
+
+    path: Path
+    part: str
+    shared: str
+    number: str
+    rank: int | None
+
+    @property
+    def is_model(self) -> bool:
+        """Whether it may be the model's file: by its word, or by no word at all."""
+        return self.part in ("", MODEL) and self.path.suffix != JSON and self.rank is None
+
+
+def parse(path: Path) -> StepFile | None:
+    """Split a name into part, step and rank; None if it has no such form."""
+    if path.suffix not in SUFFIXES or OTHER_NUMBERS.search(path.name):
+        return None
+    ranks, stem = RANK.findall(path.stem), RANK.sub("", path.stem)
+    words, numbers = WORD.findall(stem), re.findall(r"\d+", stem)
+    if len(words) > 1 or len(numbers) > 1 or len(ranks) > 1:
+        return None
+    rest = re.split(r"[\d._-]+", COUNTING.sub("", WORD.sub("", stem)))
+    part = PARTS[words[0].lower()] if words else ""
+    rank = int(ranks[0]) if ranks else None
+    return StepFile(path, part, "_".join(filter(None, rest)), numbers[0] if numbers else "", rank)
+
+
+def files_of_step(path: Path) -> list[StepFile]:
+    """The files of one step: of a file's step, or those in a folder with one step alone; the model first.
+
+    Empty if nothing proves that they are of one step.
+    """
+    folder = path if path.is_dir() else path.parent
+    mine = None if path.is_dir() else parse(path)
+    if not tells_others(path) or not (path.is_dir() or mine) or (mine and not (mine.number or _is_of_step(folder))):
+        return []
+    with reading(folder):
+        entries = sorted(folder.iterdir())[:MAX_ENTRIES]
+    found = [one for one in map(parse, entries) if one is not None and one.path.is_file()]
+    if mine is None:
+        models = [one for one in found if one.is_model and (one.number or _is_of_step(folder))]
+        if len(models) != 1:
+            return []
+        mine = models[0]
+    group = [one for one in found if (one.shared, one.number) == (mine.shared, mine.number)]
+    models = [one for one in group if one.is_model]
+    others = [one for one in group if not one.is_model]
+    if len(models) != 1 or not any(one.part for one in others):
+        return []
+    if mine.number:
+        return [*models, *others] if _is_step(mine.number, others) else []
+    return [] if any(entry.is_dir() for entry in entries) else [*models, *others]
+
+
+def _is_of_step(folder: Path) -> bool:
+    name = folder.absolute().name
+    return step_in(name) is not None or (name.isdigit() and len(name) >= STEP_DIGITS)
+
+
+def _is_step(number: str, others: Iterable[StepFile]) -> bool:
+    if len(number) >= STEP_DIGITS or any(one.rank is not None for one in others):
+        return True
+    return any(int(number) in _counters(one.path) for one in others if one.path.suffix == JSON)
+
+
+def _counters(path: Path) -> list[object]:
+    """The numbers of steps that a JSON states."""
+    with suppress(ReadError):
+        content = read_json(path)
+        return [content.get(name) for name in COUNTERS] if isinstance(content, dict) else []
+    return []
+
+
+def is_another_part(path: Path) -> bool:
+    """Whether a file is of a step whose checkpoint has the name of another file."""
+    found = files_of_step(path)
+    return bool(found) and found[0].number != "" and found[0].path != path
