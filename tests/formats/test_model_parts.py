@@ -87,7 +87,7 @@ CONTENTS = {
     "slices": slices(0),
     "flat": {"model": {"decoder.flat_param_0": torch.arange(9.0)}},
     "metadata": {"model": {"w": torch.arange(9.0)}, "shard_metadata": {"param_metadata": []}},
-    "adapter": {"layer.lora_A.weight": torch.ones(64, 4)},
+    "adapter": {"layer.lora_A.weight": torch.ones(4, 64), "layer.lora_B.weight": torch.ones(64, 4)},
 }
 
 

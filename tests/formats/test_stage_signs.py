@@ -188,7 +188,8 @@ def test_the_next_number_of_the_same_model_or_of_what_cannot_be_read_is_no_part(
 
 def test_the_next_version_of_an_adapter_is_no_part(tmp_path: Path) -> None:
     for version, name in ((1, "a"), (2, "b")):
-        save_file({f"{name}.lora_A.weight": torch.ones(4, 4)}, tmp_path / f"style_v{version}.safetensors")
+        pair = {f"{name}.lora_{half}.weight": torch.ones(4, 4) for half in "AB"}
+        save_file(pair, tmp_path / f"style_v{version}.safetensors")
     assert verdict(tmp_path / "style_v1.safetensors")[0] is True
 
 

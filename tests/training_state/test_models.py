@@ -156,7 +156,7 @@ def test_counts_are_never_summed_over_models(tmp_path):
     assert found["tensors"] == 9 and found["l2"] is not None
     assert json.loads(run("stats", path, "--json", "--model", "all")[1])["l2"] is None
     run("report", path, "-o", tmp_path / "x.html")
-    assert "37" in (tmp_path / "x.html").read_text().partition("parameters")[2][:200]
+    assert "37" in (tmp_path / "x.html").read_text().partition("<span>parameters</span>")[2][:200]
 
 
 def test_verify_looks_at_every_model_whichever_is_named(tmp_path):
