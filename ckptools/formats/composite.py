@@ -40,27 +40,28 @@ from ckptools.formats import (
 from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_names import parse
-from ckptools.formats.recipe import RANK, Part, PartsBuilder
+from ckptools.formats.recipe import (
+    MODEL,
+    OPTIMIZERS,
+    RANK,
+    RNG,
+    SCHEDULERS,
+    UNCOUNTED,
+    Part,
+    PartsBuilder,
+    contradictions,
+)
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import Fact
 from ckptools.model.problems import Code, Problem, Severity
 from ckptools.rules.files import missing
 from ckptools.text import few
-from ckptools.training_state.sections import find_sections
-from ckptools.training_state.steps import find_step
 
 NAME = "composite"
 READS = "a folder of any trainer with a part each for model, optimizer and the rest, by the usual names"
 KNOWN_BY = "model beside optim, optimizer, scheduler, rng, dataloader, extra_state or train_state; folders or files"
 TRIED = ("torch 2.13.0",)
 JOINS = ("model", "optimizer", "rest")
-
-MODEL, OPTIMIZERS, SCHEDULERS = "model", ("optim", "optimizer"), ("scheduler", "lr_scheduler")
-RNG, UNCOUNTED = "rng", ("rng", "dataloader")
-"""Parts whose counters count an epoch or belong to a rank, and are not the training step."""
-
-KINDS = {MODEL: "model", **dict.fromkeys(OPTIMIZERS, "optimizer"), **dict.fromkeys(SCHEDULERS, "scheduler")}
-"""The kind of section that the name of a part implies."""
 
 NAMES = (MODEL, *OPTIMIZERS, *SCHEDULERS, "extra_state", "train_state", *UNCOUNTED)
 FILE = re.compile(r"(?P<key>\w+)\.(?:pt|pth|bin|ckpt|pkl|json|safetensors)")
@@ -193,26 +194,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     if rest:
         text = f"also here, of no part, and not read: {few(rest)}"
         parts.problems.append(Problem(Code.NOT_READ, text, files=tuple(rest)))
-    parts.problems += _contradictions(parts.tree, {part.key for part in found})
+    parts.problems += contradictions(parts.tree, {part.key for part in found})
     forms = (one.form(parts.forms) for one in found)
     saved_as = f"a composite of parts by their names: {', '.join(filter(None, forms))}"
     return parts.checkpoint(saved_as, parts.world)
-
-
-def _contradictions(tree: Mapping[str, Any], here: set[str]) -> Iterator[Problem]:
-    """Find parts that do not fit together, or whose content is not of the kind that their names imply."""
-    stated = {}
-    for key in (key for key in tree if key not in UNCOUNTED):
-        sections = tuple(s for s in find_sections({key: tree[key]}) if s.kind == "other")
-        step = find_step(Path("-"), sections)
-        if step.value is not None:
-            stated[f"{step.sources[0]} {step.value}"] = step.value
-    if len(set(stated.values())) > 1:
-        text = f"parts state different steps: {', '.join(stated)}; they may be of different saves"
-        yield Problem(Code.MIXED_SAVES, text, severity="warning")
-    for key, kind in KINDS.items():
-        if key in tree and kind not in {s.kind for s in find_sections({key: tree[key]})}:
-            text = f"holds nothing that is known to be {'an' if kind == 'optimizer' else 'a'} {kind}"
-            yield Problem(Code.NAME_CONTRADICTS, text, None, key)
-    if not here.isdisjoint(SCHEDULERS) and here.isdisjoint(OPTIMIZERS):
-        yield missing("optimizer, whose learning rates the scheduler here sets", kind="", severity="warning")

@@ -20,7 +20,7 @@ from ckptools.files.opening import COMPRESSIONS, content_of, head_at, is_remote,
 from ckptools.files.storage import UNFINISHED
 from ckptools.formats.rank_search.rank_groups import are_of_one
 from ckptools.formats.rank_search.rank_names import COMPRESSED, COUNTS_STEPS, is_temporary
-from ckptools.formats.rank_search.step_names import is_another_part
+from ckptools.formats.rank_search.step_names import other_parts
 from ckptools.formats.registry import Format, recognised
 from ckptools.formats.shared.companions import is_companion
 from ckptools.formats.shared.several_checkpoints import ASTRAY, MAX_ENTRIES, Save, listed, names, several, tracker_in
@@ -301,9 +301,10 @@ class PathSearch(FolderSearch):
             self.deeper.append(folder)
 
     def _look_at(self, entries: Sequence[Path], depth: int) -> None:
+        parts = other_parts(entries)
         for file in entries:
             with suppress(OSError, ReadError):  # an unreadable file does not stop the search
-                if not file.is_dir():
+                if not file.is_dir() and file not in parts:
                     self.foreign += [file] if FOREIGN_NAMES.search(file.name) else []
                     self.found += [file] if self._is_file_of_one(file) else []
         self.enter_each(entries, depth - 1)
@@ -329,7 +330,7 @@ class PathSearch(FolderSearch):
 
     def _is_file_of_one(self, path: Path) -> bool:
         """Whether a single file is a checkpoint."""
-        if is_companion(path) or not path.is_file() or is_another_part(path):
+        if is_companion(path) or not path.is_file():
             return False
         named = is_named_so(path)
         try:

@@ -11,7 +11,7 @@ folder, or ranks have no file.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,36 @@ def ranks_at(path: Path) -> dict[int, Path]:
     with reading(path.parent):
         entries = sorted(path.parent.iterdir())
     return {int(m[1]): p for p in entries if (m := re.fullmatch(rf"{head}(\d{{1,7}}){tail}", p.name))}
+
+
+# -- parts with usual names: does the content of each fit its name, and are they of one step? --------------------------
+
+
+MODEL, OPTIMIZERS, SCHEDULERS = "model", ("optim", "optimizer"), ("scheduler", "lr_scheduler")
+RNG, UNCOUNTED = "rng", ("rng", "dataloader")
+"""Parts whose counters count an epoch or belong to a rank, and are not the training step."""
+
+KINDS = {MODEL: "model", **dict.fromkeys(OPTIMIZERS, "optimizer"), **dict.fromkeys(SCHEDULERS, "scheduler")}
+"""The kind of section that the name of a part implies."""
+
+
+def contradictions(tree: Mapping[str, Any], here: set[str]) -> Iterator[Problem]:
+    """Find parts that do not fit together, or whose content is not of the kind that their names imply."""
+    stated = {}
+    for key in (key for key in tree if key not in UNCOUNTED):
+        sections = tuple(s for s in find_sections({key: tree[key]}) if s.kind == "other")
+        step = find_step(Path("-"), sections)
+        if step.value is not None:
+            stated[f"{step.sources[0]} {step.value}"] = step.value
+    if len(set(stated.values())) > 1:
+        text = f"parts state different steps: {', '.join(stated)}; they may be of different saves"
+        yield Problem(Code.MIXED_SAVES, text, severity="warning")
+    for key, kind in KINDS.items():
+        if key in tree and kind not in {s.kind for s in find_sections({key: tree[key]})}:
+            text = f"holds nothing that is known to be {'an' if kind == 'optimizer' else 'a'} {kind}"
+            yield Problem(Code.NAME_CONTRADICTS, text, None, key)
+    if not here.isdisjoint(SCHEDULERS) and here.isdisjoint(OPTIMIZERS):
+        yield missing("optimizer, whose learning rates the scheduler here sets", kind="", severity="warning")
 
 
 # -- the builder -------------------------------------------------------------------------------------------------------

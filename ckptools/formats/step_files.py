@@ -20,18 +20,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.opening import reading
 from ckptools.formats import hugging_face, rank_files, torch_file
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.step_names import JSON, MAX_ENTRIES, MODEL, RANK, StepFile, files_of_step, parse
-from ckptools.formats.recipe import Part, PartsBuilder, flattened_optimizer
+from ckptools.formats.recipe import Part, PartsBuilder, contradictions, flattened_optimizer
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import Fact
 from ckptools.model.problems import Code, Problem
-from ckptools.model.records import Rows
+from ckptools.model.records import Rows, grouped
+from ckptools.rules.files import missing
 from ckptools.training_state.sections import is_optimizer
 
 NAME = "step_files"
@@ -63,20 +67,22 @@ def read(path: Path, options: Options) -> Checkpoint:
         return alone
     found = files_of_step(path)
     parts = PartsBuilder(NAME, path if path.is_dir() else path.parent, options)
-    for key in dict.fromkeys(one.part or _key_of(one) for one in found):
-        mine = [one for one in found if (one.part or _key_of(one)) == key]
+    by_key = grouped(found, _key_of)
+    for key, mine in by_key.items():
         listed = [one.path for one in mine if one.path.suffix == JSON]
         stored = [one.path for one in mine if one.path.suffix != JSON]
-        for one in stored[:1]:
-            parts.add(Part((one.name,), key, _read_part))
+        if stored:
+            parts.add(Part((stored[0].name,), key, partial(_read_part, stored=stored)))
         for one in listed:
             _add_json(parts, one, key)
-        _miss_ranks(parts, mine)
+    _miss_others(parts, found)
     parts.check_tree()
+    parts.problems += contradictions(parts.tree, set(by_key))
     model, number = found[0].path, found[0].number
-    names = ", ".join(dict.fromkeys(one.part or _key_of(one) for one in found))
     ck = parts.checkpoint(
-        f"files of one step: {names}", parts.world, named=model.with_name(f"step-{int(number)}") if number else path
+        f"files of one step: {', '.join(by_key)}",
+        parts.world,
+        named=model.with_name(f"step-{int(number)}") if number else path,
     )
     if not ck.step.agree:  # nothing says which file is of another step
         text = f"the names say step {number or path.name}, {ck.step.sources[0]} says {ck.step.value}"
@@ -86,15 +92,28 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 def _key_of(one: StepFile) -> str:
-    """The key of a file whose name says no part."""
-    return "meta" if one.path.suffix == JSON else MODEL
+    """The key of a file in the tree: its part; without a word of one, `meta` for a JSON, else `model`."""
+    return one.part or ("meta" if one.path.suffix == JSON else MODEL)
 
 
-def _read_part(parts: PartsBuilder, path: Path, key: str) -> None:
-    """Add a part: a file, or those of all ranks. A file that has more than the part keeps its own keys."""
+def _read_part(parts: PartsBuilder, path: Path, key: str, stored: Sequence[Path]) -> None:
+    """Add a part: a file, or those of all ranks, by the first that can be read.
+
+    A file that has more than the part keeps its own keys.
+    """
     by_rank = RANK.search(path.name) is not None
     options = replace(parts.options, only_this_file=not by_rank, all_ranks=parts.options.all_ranks or by_rank)
-    made = _format_of(path).read(path, options)
+    errors = []
+    for one in stored:
+        try:
+            made = _format_of(one).read(one, options)
+            break
+        except UnsafePathError:
+            raise
+        except ReadError as error:
+            errors.append(error)
+    else:
+        raise errors[0]
     whole = key == MODEL and isinstance(made.tree, dict) and isinstance(made.tree.get(MODEL), dict)
     parts.add_checkpoint(made, "" if whole else key)
 
@@ -114,18 +133,27 @@ def _add_json(parts: PartsBuilder, path: Path, key: str) -> None:
         parts.tree[f"{key}{JSON}"] = content
 
 
-def _miss_ranks(parts: PartsBuilder, mine: Sequence[StepFile]) -> None:
-    """Note the ranks that have a file of another step, and none of this one: it may be lost, or the run shrank."""
-    here = {one.rank for one in mine if one.rank is not None}
-    if not here:
-        return
-    first = next(one for one in mine if one.rank is not None)
+def _miss_others(parts: PartsBuilder, found: Sequence[StepFile]) -> None:
+    """Note files that another step has and this one has not: they may be lost.
+
+    A lost rank is an error, since the others are of no use without it. A whole part may have been deleted on purpose.
+    """
+    number = found[0].number
     with reading(parts.path):
-        known = [parse(entry) for entry in sorted(parts.path.iterdir())[:MAX_ENTRIES]]
-    alike = [one for one in known if one is not None and (one.part, one.shared) == (first.part, first.shared)]
-    lost = sorted({one.rank for one in alike if one.rank is not None} - here)
-    name = RANK.sub(lambda found: found[0].replace(found[1], "{rank}"), first.path.name)
-    parts.miss_files(first.part, first.path.with_name(name), lost, "error", ", which another step here has")
+        known = [one for one in map(parse, islice(parts.path.iterdir(), MAX_ENTRIES)) if one is not None]
+    here = grouped(found, _key_of)
+    elsewhere = [one for one in known if one.shared == found[0].shared and one.number not in ("", number)]
+    for key, alike in grouped(elsewhere if number else (), _key_of).items():
+        mine, ranks = here.get(key, ()), {one.rank for one in alike if one.rank is not None}
+        if not mine:
+            name = RANK.sub("", alike[0].path.name).replace(alike[0].number, number)
+            text = f"{name}{' of any rank' if ranks else ''}, which another step here has; lost, or not saved"
+            parts.problems.append(missing(text, kind="", severity="warning"))
+        first = next((one for one in mine if one.rank is not None), None)
+        if first is not None:
+            template = RANK.sub(lambda found: found[0].replace(found[1], "{rank}"), first.path.name)
+            lost = sorted(ranks - {one.rank for one in mine})
+            parts.miss_files(key, first.path.with_name(template), lost, why=", which another step here has")
 
 
 def _format_of(path: Path) -> Any:

@@ -128,6 +128,36 @@ def test_a_rank_that_only_another_step_has_is_missing(tmp_path):
     assert ckptools.checkpoints_in(tmp_path).newest_whole == str(tmp_path / "model_000005.pt")
 
 
+def test_a_part_that_only_another_step_has_is_a_warning(tmp_path):
+    by_rank(tmp_path, 5)
+    by_rank(tmp_path, 10)
+    (tmp_path / "meta_000010.json").unlink()
+    (problem,) = (p for p in ckptools.open(tmp_path / "model_000010.pt").problems if p.code == "CK001")
+    assert (problem.severity, problem.message.partition(",")[0]) == ("warning", "no meta_000010.json")
+
+
+def test_a_folder_with_what_is_left_of_another_step_is_not_one_step(tmp_path):
+    by_rank(tmp_path, 5)
+    by_rank(tmp_path, 10)
+    (tmp_path / "model_000010.pt").unlink()
+    assert files_of_step(tmp_path) == []
+    assert {row.step for row in ckptools.checkpoints_in(tmp_path).rows} == {5, 10}
+
+
+def test_a_cut_first_rank_leaves_the_others_to_be_read(tmp_path):
+    by_rank(tmp_path, 10)
+    first = tmp_path / "optim_000010_rank0.pt"
+    first.write_bytes(first.read_bytes()[:900])
+    ck = ckptools.open(tmp_path / "model_000010.pt")
+    assert ck.verdict.headline.startswith("NOT WHOLE: rank 0 cut short") and ck.optimizers
+
+
+def test_a_file_whose_content_is_of_another_part_is_told(tmp_path):
+    path = of_numbers(tmp_path)
+    torch.save(trained()[1], path)
+    assert "holds nothing that is known to be a model" in {p.message for p in ckptools.open(path).problems}
+
+
 def test_a_damaged_file_of_a_step_is_named_and_the_rest_is_read(tmp_path):
     by_rank(tmp_path, 10)
     meta = tmp_path / "meta_000010.json"

@@ -8,13 +8,14 @@ the number as the step, or if they are alone in a folder that is named after the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from ckptools.errors import ReadError
 from ckptools.files.opening import read_json, reading, tells_others
+from ckptools.model.records import grouped
 from ckptools.training_state.steps import COUNTERS, step_in
 
 MODEL, JSON = "model", ".json"
@@ -86,26 +87,43 @@ def files_of_step(path: Path) -> list[StepFile]:
 
     Empty if nothing proves that they are of one step.
     """
-    folder = path if path.is_dir() else path.parent
-    mine = None if path.is_dir() else parse(path)
-    if not tells_others(path) or not (path.is_dir() or mine) or (mine and not (mine.number or _is_of_step(folder))):
+    if not tells_others(path):
         return []
-    with reading(folder):
-        entries = sorted(folder.iterdir())[:MAX_ENTRIES]
-    found = [one for one in map(parse, entries) if one is not None and one.path.is_file()]
-    if mine is None:
-        models = [one for one in found if one.is_model and (one.number or _is_of_step(folder))]
-        if len(models) != 1:
-            return []
-        mine = models[0]
-    group = [one for one in found if (one.shared, one.number) == (mine.shared, mine.number)]
+    if path.is_dir():
+        entries = _entries(path)
+        steps = steps_in(entries)
+        others = {one.path for one in map(parse, entries) if one and one.part and one.number}
+        return steps[0] if len(steps) == 1 and others <= {one.path for one in steps[0]} else []
+    mine = parse(path)
+    if mine is None or not (mine.number or _is_of_step(path.parent)):
+        return []
+    beside = [entry for entry in _entries(path.parent) if mine.number in entry.name]
+    return next((step for step in steps_in(beside) if mine in step), [])
+
+
+def steps_in(entries: Sequence[Path]) -> list[list[StepFile]]:
+    """The files of each step among the entries of a folder, the model of a step first."""
+    named = [one for one in map(parse, entries) if one is not None]
+    groups = grouped(named, lambda one: (one.shared, one.number))
+    return [step for group in groups.values() if (step := _step(group, entries))]
+
+
+def _step(group: Sequence[StepFile], entries: Sequence[Path]) -> list[StepFile]:
+    """The files of a step, which share the rest of their names; empty if nothing proves that they are of one."""
     models = [one for one in group if one.is_model]
     others = [one for one in group if not one.is_model]
-    if len(models) != 1 or not any(one.part for one in others):
+    if len(models) != 1 or not any(one.part for one in others) or not all(one.path.is_file() for one in group):
         return []
-    if mine.number:
-        return [*models, *others] if _is_step(mine.number, others) else []
-    return [] if any(entry.is_dir() for entry in entries) else [*models, *others]
+    if models[0].number:
+        is_one = _is_step(models[0].number, others)
+    else:
+        is_one = _is_of_step(models[0].path.parent) and not any(entry.is_dir() for entry in entries)
+    return [*models, *others] if is_one else []
+
+
+def _entries(folder: Path) -> list[Path]:
+    with reading(folder):
+        return sorted(folder.iterdir())[:MAX_ENTRIES]
 
 
 def _is_of_step(folder: Path) -> bool:
@@ -127,7 +145,6 @@ def _counters(path: Path) -> list[object]:
     return []
 
 
-def is_another_part(path: Path) -> bool:
-    """Whether a file is of a step whose checkpoint has the name of another file."""
-    found = files_of_step(path)
-    return bool(found) and found[0].number != "" and found[0].path != path
+def other_parts(entries: Sequence[Path]) -> set[Path]:
+    """The files in a folder whose checkpoint has the name of another file: all of a step but its model."""
+    return {one.path for step in steps_in(entries) if step[0].number for one in step[1:]}
