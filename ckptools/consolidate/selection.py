@@ -536,7 +536,10 @@ def sections_to_write(checkpoint: Checkpoint, only: str) -> dict[str, Section]:
         found = _matching(checkpoint, only)
     if not found:
         here = ", ".join(sorted({s.kind for s in sections_of(checkpoint)})) or "nothing"
-        raise UsageError(checkpoint.path, f"holds no {only}; it holds {here}")
+        text, verdict = f"holds no {only}; it holds {here}", verdict_of(checkpoint)
+        if verdict.whole is False:  # the part may be what is lost
+            raise RefusedError(checkpoint.path, f"{verdict.in_one_line}; {text}")
+        raise UsageError(checkpoint.path, text)
     return {"": found[0]} if len(found) == 1 else {s.name: s for s in found}
 
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 import ckptools
-from ckptools.errors import CkptoolsError
+from ckptools.errors import CkptoolsError, RefusedError
 from ckptools.formats.rank_search.step_names import files_of_step
 
 
@@ -205,3 +205,10 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
     meta.symlink_to(tmp_path / "secret.json")
     with pytest.raises(CkptoolsError, match="link"):
         ckptools.open(tmp_path / "run" / "model_000010.pt")
+
+
+def test_a_lost_model_is_not_called_a_checkpoint_without_one(tmp_path):
+    path = of_numbers(tmp_path)
+    path.write_bytes(path.read_bytes()[:900])
+    with pytest.raises(RefusedError, match=r"NOT WHOLE: model_10\.pt cut short or damaged; holds no model"):
+        ckptools.consolidate(path, tmp_path / "out.pt", only="model")
