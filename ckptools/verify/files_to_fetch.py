@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ckptools.files.opening import common_folder
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.incidents import without_consequences
 from ckptools.model.problems import NO_OBJECT, Code, Problem
+from ckptools.model.records import grouped
 
 FETCHED = (
     Code.FILE_MISSING,
@@ -41,25 +42,31 @@ def files_to_fetch(ck: Checkpoint, problems: Iterable[Problem]) -> tuple[str, ..
 
     A file in which the save itself failed is left out: where it was saved, it is no better.
     """
-    folder, found = folder_of(ck), dict[Path, None]()
+    folder, found = folder_of(ck), set[Path]()
+    by_name = grouped((file.path for file in ck.files), lambda path: path.name)
     for problem in without_consequences(problems):
         if problem.severity == "error" and problem.kind in FETCHED and problem.found != NO_OBJECT:
-            found.update(dict.fromkeys(_blamed(ck, problem, folder)))
+            found |= _blamed(ck, problem, folder, by_name)
     inside = (path for path in found if path.is_relative_to(folder) and not path.is_dir())
     return tuple(sorted(path.relative_to(folder).as_posix() for path in inside))
 
 
-def _blamed(ck: Checkpoint, problem: Problem, folder: Path) -> list[Path]:
+def _blamed(ck: Checkpoint, problem: Problem, folder: Path, by_name: Mapping[str, Sequence[Path]]) -> set[Path]:
     """The files that a problem names, or else those of the ranks that it names.
 
     Several files may have one name, in folders of several ranks; then the rank tells which one is meant.
     """
-    of_ranks = [file.path for file in ck.files if file.rank in problem.all_ranks]
+    ranks = set(problem.all_ranks)
+    of_ranks = {file.path for file in ck.files if file.rank in ranks}
     if not problem.files:
-        return [] if problem.kind in ELSEWHERE else of_ranks
-    found = []
+        return set() if problem.kind in ELSEWHERE else of_ranks
+    found = set[Path]()
     for name in problem.files:
-        alike = [file.path for file in ck.files if file.path.parts[-len(Path(name).parts) :] == Path(name).parts]
+        parts = Path(name).parts
+        alike = [path for path in by_name.get(Path(name).name, ()) if path.parts[-len(parts) :] == parts]
         of_them = [path for path in alike if path in of_ranks] or alike
-        found += of_them if len(of_them) == 1 else [folder / name] if not of_them else []
+        if not of_them:
+            found.add(folder / name)
+        elif len(of_them) == 1:
+            found.add(of_them[0])
     return found
