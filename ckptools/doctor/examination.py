@@ -220,6 +220,11 @@ class _Examination:
         wrong = astray or (self._is_run and not self.run.ok)
         order = [note for note in self.run.notes if self.run.ordered_by == "nothing" and note.startswith(UNORDERED)]
         evidence = "; ".join([*found, *trackers, *order])
+        if mine and self.deep and self.verdict is not None and self.verdict.whole is False:
+            if self.run.checkpoints == 1:
+                return Finding(NEWEST, False, "none", f"{looked}: none is whole")
+            text = f"{step_or_name(newest)} is not whole, and the bytes of others were not compared"
+            return Finding(NEWEST, False, "not known", f"{text}; {evidence}")
         if mine:
             answer = f"this one, {step_or_name(newest)}" if whole else step_or_name(newest)
             if order and not wrong:
@@ -267,14 +272,15 @@ class _Examination:
         if not named:
             return
         if self.run is not None and self.run.checkpoints > 1:
-            self.commands.append(f"ckptools ls {quoted([str(self.run.path)])}")
+            deeper = " --deep" if self.deep and verified.verdict.whole is False else ""
+            self.commands.append(f"ckptools ls {quoted([str(self.run.path)])}{deeper}")
         newest = self.run.newest_whole if self.run is not None else None
+        deep = " --deep" if self.deep else ""
+        to_fetch = [f"ckptools verify {named}{deep} --to-fetch"] if verified.to_fetch else []
         if verified.verdict.whole is False and newest is not None and not self._is_mine(path_of(newest)):
-            self.commands.insert(0, f"ckptools consolidate {quoted([newest])} -o OUT.safetensors")
-            if verified.to_fetch:
-                self.commands.insert(1, f"ckptools verify {named} --to-fetch")
-        elif verified.to_fetch:
-            self.commands.insert(0, f"ckptools verify {named}{' --deep' if self.deep else ''} --to-fetch")
+            self.commands[:0] = [f"ckptools consolidate {quoted([newest])} -o OUT.safetensors", *to_fetch]
+        elif to_fetch:
+            self.commands[:0] = to_fetch
         elif not verified.ok:
             self.commands.insert(0, f"ckptools verify {named}{' --deep --values' if self.deep else ''}")
         elif not self.deep:

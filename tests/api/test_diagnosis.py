@@ -19,6 +19,7 @@ from ckptools.doctor.answers import FACTS, IN_STEP, LOADS, NEWEST, WHOLE, Diagno
 from ckptools.doctor.examination import examined as examine
 from ckptools.model.tree import tensors_in
 from tests.truth import FIXTURES
+from tests.watch.runs import flip, save
 
 COMPOSER = FIXTURES / "composer-0.13.5-torch1.13.1-sharded-w4"
 DCP = FIXTURES / "torch2.13.0-fsdp2-dcp-w3" / "ckpt"
@@ -304,6 +305,27 @@ def test_what_is_worth_a_look_is_named_where_every_byte_is_read(tmp_path):
     )
     asked = next(row for row in deep.rows if row.question == "bytes and values right?")
     assert asked.ok is False and "layers.3.up.weight: all zero, unlike 7 other layers" in asked.evidence
+
+
+def test_the_newest_is_not_called_whole_where_its_bytes_are_damaged(tmp_path):
+    run = tmp_path / "run"
+    save(run, 1)
+    newest = flip(save(run, 2))
+    shallow, deep = (ckptools.doctor(newest, deep=deep) for deep in (False, True))
+    assert row(shallow, NEWEST).answer == "this one, step 2"
+    assert (row(deep, NEWEST).ok, row(deep, NEWEST).answer) == (False, "not known")
+    assert deep.next[:2] == (f"ckptools verify {newest} --deep --to-fetch", f"ckptools ls {run} --deep")
+    (run / "step-1.pt").unlink()
+    assert row(ckptools.doctor(newest, deep=True), NEWEST).answer == "none"
+
+
+def test_files_to_copy_again_are_listed_by_their_bytes_where_the_damage_is_in_bytes(tmp_path):
+    older, newest = flip(save(tmp_path, 1)), save(tmp_path, 2)
+    found = ckptools.doctor(older, deep=True)
+    assert found.next[:2] == (
+        f"ckptools consolidate {newest} -o OUT.safetensors",
+        f"ckptools verify {older} --deep --to-fetch",
+    )
 
 
 def test_the_command_begins_with_what_is_worth_a_look_where_every_byte_is_read(tmp_path):
