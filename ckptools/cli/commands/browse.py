@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ckptools.cli.options import OpeningOptions
+from ckptools.cli.printing import opened
 from ckptools.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,14 +49,7 @@ def _of_step(path: str, opening: OpeningOptions) -> str:
     """Return the path of the checkpoint of the step that the user wants, or the path itself if no step was given."""
     if opening.step is None:
         return path
-    from ckptools.cli.progress import Progress
-    from ckptools.formats.open import open_checkpoint
-    from ckptools.ls.one_of_run import check_step, paths_of_step
-
-    with Progress(stage="looking into the run", noun="checkpoint") as progress:
-        chosen = paths_of_step(path, opening.step, progress.item, **opening.arguments)
-    check_step(open_checkpoint(chosen, **opening.arguments), opening.step)
-    return str(chosen[0])
+    return str(opened([path], opening, all_ranks=False).path)
 
 
 def _program() -> type[Browser]:
