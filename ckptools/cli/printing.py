@@ -218,17 +218,15 @@ def _newest_whole(paths: Sequence[str], how: OpeningOptions) -> str | None:
     If two checkpoints have one step, they may be two models; if steps and names or file times disagree, a file may be
     misplaced, or of an earlier attempt. Then the user has to choose.
     """
-    from ckptools.cli.options import ONE_CHECKPOINT
     from ckptools.display.next_command import quoted
+    from ckptools.ls.folder_around import of_run
     from ckptools.ls.record import called
     from ckptools.ls.rows import checkpoints_in, order_notes
 
     if len(paths) != 1 or how.ranks is not None or how.only_this_file or how.salvage:
         return None
-    single = (*ONE_CHECKPOINT, "salvage")
-    options = {name: value for name, value in how.arguments.items() if name not in single}
     with Progress(stage="looking into the run", noun="checkpoint") as progress:
-        run = checkpoints_in(paths[0], on_found=progress.item, **options)
+        run = checkpoints_in(paths[0], on_found=progress.item, **of_run(how.arguments))
     steps = [row.step for row in run.rows]
     newest = next((row for row in run.rows if row.newest_whole), None)
     if newest is None or run.ordered_by != "step" or None in steps or len(set(steps)) < len(steps):
