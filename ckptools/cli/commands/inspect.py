@@ -14,13 +14,12 @@ from ckptools.option import option
 from ckptools.text import encodable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ckptools.cli.arguments import CheckpointPaths
     from ckptools.formats.options import Reader
     from ckptools.inspect.record import Report
     from ckptools.inspect.sections import Detail
-    from ckptools.model.verdict import Verdict
 
 
 def inspect(
@@ -71,10 +70,15 @@ def inspect(
         if section is not None or form.table_format is not None or engine != "inert":
             text = "--all is about several checkpoints: it takes no --section, --table-format or --engine"
             raise UsageError(None, text)
-        as_json = partial(report_json, indent=None)
-        is_wrong: Callable[[Report], bool] = lambda found: found.verdict.level == "bad"  # noqa: E731
-        with_verdict: Callable[[Report, Verdict], Report] = lambda found, v: found._replace(verdict=v)  # noqa: E731
-        one = OneOfRun("inspect", "whole", inspect_report, as_json, is_wrong, with_verdict, all_ranks=all_ranks)
+        one = OneOfRun(
+            "inspect",
+            "whole",
+            inspect_report,
+            partial(report_json, indent=None),
+            is_wrong=lambda found: found.verdict.level == "bad",
+            with_verdict=lambda found, verdict: found._replace(verdict=verdict),
+            all_ranks=all_ranks,
+        )
         every_checkpoint(paths, opening, form.json, one)
         return
     with answered_in_json(form.json, "ckptools/inspect/1", "whole", paths):

@@ -127,8 +127,8 @@ def _report_difference(
 
     given = {"--interactive": interactive, "--deep": checks.deep, "--manifest": checks.manifest is not None}
     given["--ignore"] = bool(checks.ignore)
-    for word in [word for word, is_given in given.items() if is_given]:
-        text = f"{word} goes with the page of one checkpoint; two are compared"
+    if words := [word for word, is_given in given.items() if is_given]:
+        text = f"{words[0]} goes with the page of one checkpoint; two are compared"
         raise UsageError(None, f"{text} (rank files of one: the folder that they are in, or --ranks PATTERN)")
     found = compared(paths[0], paths[1], ComparisonOptions(values=checks.values), SelectionOptions(), opening)
     if out != STDOUT:

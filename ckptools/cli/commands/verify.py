@@ -14,11 +14,8 @@ from ckptools.option import option
 from ckptools.text import plural, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ckptools.cli.arguments import CheckpointPaths
     from ckptools.model.checkpoint import Checkpoint
-    from ckptools.model.verdict import Verdict
     from ckptools.verify.record import Verification
 
 
@@ -59,11 +56,15 @@ def verify(
 
         if form.table_format is not None or checks.manifest is not None:
             raise UsageError(None, "--all is about several checkpoints: it takes no --table-format and no --manifest")
-        judged = partial(_verified, checks=checks, jobs=opening.jobs)
-        as_json = partial(verification_json, indent=None)
-        is_wrong: Callable[[Verification], bool] = lambda found: not found.ok  # noqa: E731
-        with_verdict: Callable[[Verification, Verdict], Verification] = lambda found, v: replace(found, verdict=v)  # noqa: E731
-        one = OneOfRun("verify", "ok", judged, as_json, is_wrong, with_verdict, summary)
+        one = OneOfRun(
+            "verify",
+            "ok",
+            partial(_verified, checks=checks, jobs=opening.jobs),
+            partial(verification_json, indent=None),
+            is_wrong=lambda found: not found.ok,
+            with_verdict=lambda found, verdict: replace(found, verdict=verdict),
+            below=summary,
+        )
         every_checkpoint(paths, opening, form.json, one)
         return
     with answered_in_json(form.json, "ckptools/verify/1", "ok", paths):
