@@ -15,7 +15,7 @@ from ckptools.display.screen import painted
 from ckptools.display.tables import incident_lines, verdict_lines, wrapped
 from ckptools.errors import CkptoolsError, UsageError
 from ckptools.ls.record import called
-from ckptools.ls.rows import Listing, verdict_in_run
+from ckptools.ls.rows import unverified, verdict_in_run
 from ckptools.model.incidents import causes_of, consequences_of
 from ckptools.text import encodable, few, plural, printable
 
@@ -105,7 +105,7 @@ def _run(paths: Sequence[str], opening: OpeningOptions, command: str) -> RunFold
         raise UsageError(None, f"--all goes with the folder of a run, and {plural(len(paths), 'path')} were given")
     how = RunOptions(**vars(opening)).of_run(f"{command} --all")
     with Progress(stage="looking into the run", noun="checkpoint") as progress:
-        return Listing(location(paths[0]), on_found=progress.item, how=how, judge=lambda row: row).look()
+        return unverified(location(paths[0]), progress.item, how)
 
 
 def _counted(verdict: Verdict) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -11,7 +11,7 @@ from ckptools.files.opening import location, reading
 from ckptools.formats.open import open_checkpoint
 from ckptools.formats.shared.several_checkpoints import names
 from ckptools.ls.record import CheckpointRow
-from ckptools.ls.rows import Listing, OnFound
+from ckptools.ls.rows import OnFound, unverified
 from ckptools.ls.search import in_one_below
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.option import spelled
@@ -49,9 +49,8 @@ def paths_of_step(
     with reading(folder):
         if not folder.is_dir():
             return paths
-    options = {name: how[name] for name in OF_A_SEARCH if name in how}
     try:
-        run = Listing(folder, on_found=on_found, how=options, judge=lambda row: row).look()
+        run = unverified(folder, on_found, _of_search(how))
     except UnknownFormatError:
         return paths  # what opens it says why it cannot be read
     if len(run.rows) == 1:
@@ -86,7 +85,7 @@ def is_run(path: str | Path, on_found: OnFound | None = None, **how: Any) -> boo
     with reading(folder):
         if not folder.is_dir():
             return False
-    options = {name: how[name] for name in OF_A_SEARCH if name in how}
+    options = _of_search(how)
     try:
         opened = open_checkpoint(folder, **options)
         if opened.path == folder and not in_one_below(folder, opened):
@@ -96,9 +95,13 @@ def is_run(path: str | Path, on_found: OnFound | None = None, **how: Any) -> boo
     except CkptoolsError:
         pass  # its checkpoints may be broken, or a tracker name none of them
     try:
-        return Listing(folder, on_found=on_found, how=options, judge=lambda row: row).look().checkpoints > 1
+        return unverified(folder, on_found, options).checkpoints > 1
     except UnknownFormatError:
         return False
+
+
+def _of_search(how: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: how[name] for name in OF_A_SEARCH if name in how}
 
 
 def check_step(checkpoint: Checkpoint, step: int) -> Checkpoint:
