@@ -64,7 +64,9 @@ def paths_of_step(
     steps = sorted({row.step for row in run.rows if row.step is not None})
     here = f"there are {few(list(map(str, steps)), MOST)}" if steps else "none of them states its step"
     named = [f"{row.name} has it in its name, and states step {row.step}" for row in run.rows if _named(row) == step]
-    text = f"none of {plural(len(run.rows), 'checkpoint')} is of step {step}: {'; '.join([here, *named])}"
+    silent = [row.name for row in run.rows if row.step is None] if steps else []
+    unknown = [f"no step is known of {few(silent, MOST)}"] if silent else []
+    text = f"none of {plural(len(run.rows), 'checkpoint')} is of step {step}: {'; '.join([here, *named, *unknown])}"
     raise UsageError(folder, text)
 
 

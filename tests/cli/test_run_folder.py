@@ -127,6 +127,12 @@ def test_a_step_that_is_not_there_is_refused_with_the_steps_that_are(folder):
     assert refused(folder, 5) == f"error: {folder}: none of 3 checkpoints is of step 5: there are 2, 4, 6\n"
 
 
+def test_checkpoints_whose_step_nobody_knows_are_named_beside_the_steps_that_are_there(folder):
+    (folder / "model.pt").write_bytes((folder / "ep0-ba2-rank0.pt").read_bytes()[:300])
+    said = "none of 4 checkpoints is of step 5: there are 2, 4, 6; no step is known of model.pt"
+    assert refused(folder, 5) == f"error: {folder}: {said}\n"
+
+
 def test_two_checkpoints_of_a_step_are_named(folder):
     for rank in range(2):
         shutil.copy(folder / f"ep0-ba4-rank{rank}.pt", folder / f"critic-ep0-ba4-rank{rank}.pt")
