@@ -36,11 +36,6 @@ TITLES = {
 """What a check shows if it is `ok`, in plain words for people, by its name; the names in JSON stay as they are."""
 
 
-def title_of(name: str) -> str:
-    """Return the plain words for the name of a check."""
-    return TITLES.get(name, name)
-
-
 @displayed
 @dataclass(frozen=True)
 class Check:
@@ -65,7 +60,7 @@ class Check:
     @property
     def title(self) -> str:
         """What the check shows if it is `ok`, in plain words: `learning rates agree`."""
-        return title_of(self.name)
+        return TITLES.get(self.name, self.name)
 
     @property
     def not_ok(self) -> str:
