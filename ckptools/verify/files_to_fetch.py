@@ -54,7 +54,8 @@ def files_to_fetch(ck: Checkpoint, problems: Iterable[Problem]) -> tuple[str, ..
 def _blamed(ck: Checkpoint, problem: Problem, folder: Path, by_name: Mapping[str, Sequence[Path]]) -> set[Path]:
     """The files that a problem names, or else those of the ranks that it names.
 
-    Several files may have one name, in folders of several ranks; then the rank tells which one is meant.
+    Several files may have one name, in several folders; if the rank does not tell which one is meant, all are listed:
+    a sound file that is copied again stays sound.
     """
     ranks = set(problem.all_ranks)
     of_ranks = {file.path for file in ck.files if file.rank in ranks}
@@ -65,8 +66,5 @@ def _blamed(ck: Checkpoint, problem: Problem, folder: Path, by_name: Mapping[str
         parts = Path(name).parts
         alike = [path for path in by_name.get(Path(name).name, ()) if path.parts[-len(parts) :] == parts]
         of_them = [path for path in alike if path in of_ranks] or alike
-        if not of_them:
-            found.add(folder / name)
-        elif len(of_them) == 1:
-            found.add(of_them[0])
+        found.update(of_them or [folder / name])
     return found

@@ -78,3 +78,15 @@ def test_a_file_in_which_the_save_died_is_not_listed(ranks):
         torch.save({"model": lambda: None}, ranks / "rank1.pt")
     found = ckptools.verify(ranks)
     assert not found.ok and found.to_fetch == ()
+
+
+def test_files_of_one_name_are_all_listed_where_the_rank_does_not_tell_which_is_meant(tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(FIXTURES / "accelerate-fsdp2" / "ckpt", folder)
+    damaged = folder / "optimizer_0" / "__0_0.distcp"
+    data = bytearray(damaged.read_bytes())
+    data[len(data) // 2] ^= 4
+    damaged.write_bytes(data)
+    found = ckptools.verify(folder, deep=True)
+    assert not found.ok
+    assert found.to_fetch == ("optimizer_0/__0_0.distcp", "pytorch_model_fsdp_0/__0_0.distcp")
