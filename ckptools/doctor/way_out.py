@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -14,33 +14,39 @@ from ckptools.ls.folder_around import folder_around, of_run
 from ckptools.ls.record import RunFolder
 from ckptools.ls.rows import checkpoints_in, step_or_name
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.problems import Problem
+from ckptools.model.verdict import Verdict
 from ckptools.rules.verdict import is_alone, verdict_of
-from ckptools.verify.files_to_fetch import files_to_fetch
 
 MOST_ENTRIES = 64
 """A folder with more entries is not searched, as that may take minutes; `doctor` searches it."""
 
 
-def way_out(ck: Checkpoint, how: Mapping[str, Any], problems: Iterable[Problem]) -> NextCommand | None:
+def way_out(
+    ck: Checkpoint, how: Mapping[str, Any], verdict: Verdict, to_fetch: Collection[str], deep: bool = False
+) -> NextCommand | None:
     """Choose the command that gets a user going again; None if the checkpoint is usable, or no way is known.
 
     Args:
         ck: an opened checkpoint.
         how: the options that opened it.
-        problems: of the checkpoint, as far as they are known.
+        verdict: on the checkpoint, as far as it was looked at.
+        to_fetch: files to copy again, as far as is known.
+        deep: whether every byte was read to find them.
     """
-    verdict, named = verdict_of(ck), command_arguments(ck)
+    named = command_arguments(ck)
     if verdict.whole is not False or verdict.recoverable or is_alone(ck) or not named:
         return None
+    fetch = NextCommand(
+        "verify", f"{named}{' --deep' if deep else ''} --to-fetch", "the files to copy again, for rsync"
+    )
+    if verdict_of(ck).whole is not False:  # only its bytes are wrong, which the search of a folder does not read
+        return fetch if to_fetch else None
     run = run_of(ck, how)
     newest = next((row for row in run.rows if row.newest_whole), None) if run is not None else None
     if newest is not None and newest.path != str(ck.path):
         comment = f"{step_or_name(newest)}: the newest whole one here"
         return NextCommand("consolidate", f"{quoted([newest.path])} -o OUT.safetensors", comment)
-    if run is not None and files_to_fetch(ck, problems):
-        return NextCommand("verify", f"{named} --to-fetch", "the files to copy again, for rsync")
-    return None
+    return fetch if run is not None and to_fetch else None
 
 
 def run_of(ck: Checkpoint, how: Mapping[str, Any]) -> RunFolder | None:

@@ -331,7 +331,7 @@ def _first_screen(page: Page, found: PageContents, problems: Sequence[Problem]) 
     for result in ("partly", "not judged"):
         names = [check.title for check in verified.checks if check.result == result]
         below += [f"{result}: {', '.join(names)}"] if names else []
-    out = way_out(found.checkpoint, {}, verified.problems)
+    out = way_out(found.checkpoint, {}, verified.verdict, verified.to_fetch, found.deep)
     after = after_verify(report.arguments, report.next, verified.ok, found.deep and found.values, problems)
     commands = after if out is None else [out.line]
     several = len(found.checkpoint.files) > 1

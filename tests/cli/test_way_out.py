@@ -50,3 +50,12 @@ def test_a_folder_of_many_files_is_searched_by_doctor_alone(run):
     newest = run / "step-4"
     assert "step-2" not in said("inspect", newest) + said("verify", newest)
     assert f"ckptools consolidate {run}/step-2" in said("doctor", newest)
+
+
+def test_bytes_that_only_verify_deep_reads_lead_to_a_list_that_reads_them(run):
+    file = next((run / "step-2").glob("*rank1.pt"))
+    data = bytearray(file.read_bytes())
+    data[data.index(b"\0\0\x80?" * 2)] ^= 1
+    file.write_bytes(bytes(data))
+    assert f"ckptools verify {run}/step-2 --deep --to-fetch" in said("verify", run / "step-2", "--deep")
+    assert said("verify", run / "step-2") == ""

@@ -86,8 +86,11 @@ def inspect(
     report = inspect_report(checkpoint)
     if report.verdict.level == "bad":
         from ckptools.doctor.way_out import way_out
+        from ckptools.verify.files_to_fetch import files_to_fetch
 
-        report = report._replace(next=str(way_out(checkpoint, opening.arguments, checkpoint.problems) or report.next))
+        to_fetch = files_to_fetch(checkpoint, checkpoint.problems)
+        following = way_out(checkpoint, opening.arguments, report.verdict, to_fetch)
+        report = report._replace(next=str(following or report.next))
     details: tuple[Detail, ...] = ()
     if section is not None:
         from ckptools.inspect.sections import section_details

@@ -83,7 +83,7 @@ def verify(
         if form.is_text and found.verdict.level == "bad":
             from ckptools.doctor.way_out import way_out
 
-            following = way_out(checkpoint, opening.arguments, found.problems)
+            following = way_out(checkpoint, opening.arguments, found.verdict, found.to_fetch, checks.deep)
             if following is not None:
                 remark("")
                 remark_next(str(following))
