@@ -124,10 +124,10 @@ class AdapterOutput:
             base=self.base,
         )
 
-    def in_folder(self, layout: OutputLayout, options: ConsolidateOptions) -> OutputLayout:
+    def in_folder(self, layout: OutputLayout, dtype: str | None) -> OutputLayout:
         """Add the small files of the output's folder to its plan."""
         if self.original is not None:
-            made = in_folder(layout, self.original, self.place, options.dtype)
+            made = in_folder(layout, self.original, self.place, dtype)
             copied = f"copied from {self.original.path}: {few(list(self.original.copied), 6)}"
             return replace(made, notes=(*made.notes, copied))
         if self.merged:

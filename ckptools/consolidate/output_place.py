@@ -369,7 +369,7 @@ def in_folder(layout: OutputLayout, original: Original, output: OutputPlace, dty
     texts: dict[Path, str | bytes] = {folder / name: content for name, content in original.copied.items()}
     config, notes = _with_dtype(original.config, dtype), []
     if config != original.config:
-        notes.append(f"{CONFIG} states {dtype}, as {spelled('dtype')} writes, and not the dtype of {spelled('like')}")
+        notes.append(f"{CONFIG} states {dtype}, as {spelled('dtype')} writes, and not the dtype of {original.path}")
     if original.made is not None and config.get(QUANTIZED):
         config.pop(QUANTIZED)
         notes.append(f"{CONFIG} is written without {QUANTIZED}: no tensor here is quantized")

@@ -121,7 +121,7 @@ def consolidate(
         layout = output.writer.lay_out(selection, output.path, form)
         if original is not None and not output.named:
             layout = in_folder(layout, original, output, form.dtype)
-        layout = adapter.in_folder(layout, options) if adapter else layout
+        layout = adapter.in_folder(layout, form.dtype) if adapter else layout
         selection.left_out |= layout.left_out
         selection.notes += [*note_on_carried(selection), *_notes_on_codes(whole, layout, options.dequantize)]
         if unused:

@@ -132,6 +132,12 @@ def test_a_folder_merged_onto_a_base_is_one_that_transformers_loads(tmp_path):
     assert "AutoModelForCausalLM" in done.load
 
 
+def test_the_config_beside_a_merged_model_states_the_dtype_that_is_written(tmp_path):
+    done = ckptools.open(TRAINED).consolidate(f"{tmp_path}/out/", merge_lora=True, base=ADAPTERS / "base", dtype="fp16")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float16"
+    assert f"and not the dtype of {ADAPTERS / 'base'}" in "".join(done.notes)
+
+
 def test_the_output_says_what_it_was_made_of(tmp_path):
     merged(TRAINED, tmp_path / "m.safetensors", base=ADAPTERS / "base")
     assert [one.name for one in ckptools.open(tmp_path / "m.safetensors").provenance.sources] == ["trained", "base"]
