@@ -370,20 +370,18 @@ def in_folder(layout: OutputLayout, original: Original, output: OutputPlace, dty
     config, notes = _with_dtype(original.config, dtype), []
     if config != original.config:
         notes.append(f"{CONFIG} states {dtype}, as {spelled('dtype')} writes, and not the dtype of {original.path}")
-    if original.made is not None and config.get(QUANTIZED):
-        config.pop(QUANTIZED)
-        notes.append(f"{CONFIG} is written without {QUANTIZED}: no tensor here is quantized")
+    if original.dequantized:
+        notes.append(f"{CONFIG} is written without its {QUANTIZED}")
     texts |= {folder / CONFIG: json.dumps(config, indent=2, ensure_ascii=False) + "\n"} if notes else {}
     causal = isinstance(stated, list) and stated and str(stated[0]).endswith("ForCausalLM")
     auto = "AutoModelForCausalLM" if causal else "AutoModel"
     load = f"from transformers import {auto}; model = {auto}.from_pretrained({quoted(folder)})"
-    notes += [f"{CONFIG} is written without its {QUANTIZED}"] if original.dequantized else []
     whole = None if is_remote(folder) else folder
     return replace(layout, folder=whole, texts={**layout.texts, **texts}, load=load, notes=(*layout.notes, *notes))
 
 
 def _with_dtype(config: Mapping[str, Any], dtype: str | None) -> dict[str, Any]:
-    """A config with another dtype where it states one, also for a part of the model (`text_config`); None for none."""
+    """The config with `dtype` where it states one, also for a part of the model (`text_config`); as it is without."""
     found = dict(config)
     for key, value in config.items():
         if isinstance(value, Mapping) and key.endswith("_config") and key != QUANTIZED:

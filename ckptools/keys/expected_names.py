@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -171,7 +170,7 @@ class Original:
         config: the content of `config.json`.
         files: the weight file of each name; empty if there is only a config.
         copied: the content of small files by name, `config.json` last.
-        dequantized: whether the config's statement about quantization was taken out of `config` and `copied`.
+        dequantized: whether the config's statement about quantization was taken out of `config`; `copied` keeps it.
         made: the model that transformers makes of the config; None if it was not asked.
     """
 
@@ -223,9 +222,9 @@ def read_original(
 ) -> Original:
     """Read the names, the config and the small files of a Hugging Face model; no values.
 
-    With `dequantize` it is the model without its quantization: names and dtypes of the decoded weights, and a config
-    that states none. Of a config alone, the names are those that `save_pretrained` writes if `published`, else those of
-    the model's state dict.
+    With `dequantize`, and of a config alone, it is the model without its quantization: names and dtypes of the decoded
+    weights, and a config that states none. Of a config alone, the names are those that `save_pretrained` writes if
+    `published`, else those of the model's state dict.
 
     Raises:
         UsageError: it is not a Hugging Face model.
@@ -244,12 +243,11 @@ def read_original(
     if not module_shapes.is_model_config(config):
         raise ReadError(config_path, "states no model_type; it is no config of a Hugging Face model")
     copied = _copied(folder, follow_symlinks) if path == folder else {CONFIG: _content(config_path, follow_symlinks)}
+    has_weights = path == folder and bool(model_files_in(folder))
     plain = without_quantization(config)
-    changed = dequantize and plain != config
-    if changed:
-        config = plain
-        copied = {**copied, CONFIG: (json.dumps(config, indent=2) + "\n").encode()}
-    if path == folder and model_files_in(folder):
+    changed = plain != config and (dequantize or not has_weights)
+    config = plain if changed else config
+    if has_weights:
         whole = open_checkpoint(path, all_ranks=True, follow_symlinks=follow_symlinks)
         if dequantize and whole.quantized:
             from ckptools.training_state.packed_values import with_values  # imports numpy

@@ -159,7 +159,7 @@ def test_a_config_of_quantized_weights_is_not_written_beside_values(run, origina
     config.write_text(json.dumps({**stated, "quantization_config": {"quant_method": "fp8"}}))
     done = home(run, config)
     assert json.loads((tmp_path / "hf" / "config.json").read_text()) == stated
-    assert any("without quantization_config" in note for note in done.notes)
+    assert any("without its quantization_config" in note for note in done.notes)
 
 
 def test_a_prefix_is_found_as_match_finds_it_and_stated(original, tmp_path):
