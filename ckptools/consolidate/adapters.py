@@ -47,9 +47,9 @@ from ckptools.training_state.adapters import (
     scaling_of,
     stated_rank,
     unfit_base,
+    without_peft,
 )
 from ckptools.training_state.sections import Section
-from ckptools.training_state.wrappers import without_ddp
 
 FORBIDDEN = ("map", "strip_prefix", "rename", "allow_missing", "fill", "fill_from", "assume", "dequantize")
 """Options that contradict `--only lora` and `--merge-lora`."""
@@ -148,7 +148,7 @@ class AdapterOutput:
                 yield f"{PREFIX}{one.name}.lora_{kind}{end}", (key, state[key])
         for name, key in self.adapter.in_full.items():
             # In PEFT's own files a bias of the base that was trained keeps its `base_layer`.
-            own = name if self.adapter.name else without_ddp(key).removeprefix(PREFIX)
+            own = name if self.adapter.name else without_peft(key)
             yield f"{PREFIX}{own}", (key, state[key])
 
     def _config(self) -> dict[str, Any]:

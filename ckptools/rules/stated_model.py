@@ -22,6 +22,7 @@ from ckptools.model.problems import Code, Problem, Severity
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.text import few, first_few, fqn_of, plural
+from ckptools.training_state.adapters import PREFIX
 from ckptools.training_state.models import trained_model
 from ckptools.training_state.modules import Stack, absent_layers, experts_of, holes_in, lacking_layers, stacks_of
 from ckptools.training_state.sections import sections_of_kind
@@ -48,9 +49,6 @@ CAUSAL = re.compile(r".*ForCausalLM")
 ALIKE = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "gpt2", "gpt_neox", "bert", "roberta", "opt")
 """Model types whose layers all have the same names. Source: transformers/models/*/modeling_*.py."""
 
-OF_ADAPTERS = "base_model.model."
-"""PEFT's prefix; the user of an adapter may choose the layers that have one."""
-
 LISTED = "layers_to_transform"
 NUMBERED = re.compile(r"(?:^|\.)\d+(?:\.|$)")
 """Matches a target module's name that contains the number of a layer."""
@@ -65,7 +63,8 @@ def model_problems(ck: Checkpoint) -> Iterator[Problem]:
     for section in sections_of_kind(ck, "model"):
         tensors = {k: v for k, v in section.value.items() if isinstance(k, str) and isinstance(v, Tensor)}
         at = f"{fqn_of(section.path)}." if section.path else ""
-        if any(name.startswith(OF_ADAPTERS) for name in tensors):
+        if any(name.startswith(PREFIX) for name in tensors):
+            # The user of an adapter may choose the layers that have one.
             stated = ck.config.adapter if ck.config else {}
             yield from _Model(tensors, at, {}, "", lost, named).problems_of_adapter(stated)
         else:

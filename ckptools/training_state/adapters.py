@@ -76,7 +76,7 @@ class Adapter:
 
     Attributes:
         name: its name; "" in PEFT's own files, which have none.
-        section: name of the model's section.
+        section: the model's section.
         modules: the modules that it changes.
         in_full: keys of tensors trained in full, by their names in the base model; `modules_to_save` in PEFT.
         base: keys of the base model's tensors in the state dict, by their names there.
@@ -191,7 +191,7 @@ def _adapters_in(ck: Checkpoint, section: Section) -> Iterator[Adapter]:
     originals: dict[str, str] = {}
     unknown: list[str] = []
     for key in keys:
-        name = without_ddp(key).removeprefix(PREFIX)
+        name = without_peft(key)
         if found := PART.fullmatch(name):
             part = "bias" if found["end"] == "bias" else found["part"]
             parts.setdefault(found["adapter"] or "", {}).setdefault(found["module"], {})[part] = key
@@ -203,7 +203,7 @@ def _adapters_in(ck: Checkpoint, section: Section) -> Iterator[Adapter]:
         else:
             others[_own_name(name)] = key
     states = [o for o in optimizers_of(ck).values() if o.state and o.naming.by == "fqn" and not o.naming.unnamed]
-    trained = {without_ddp(str(name)).removeprefix(PREFIX) for o in states for name in o.state}
+    trained = {without_peft(str(name)) for o in states for name in o.state}
     for adapter, modules in parts.items():
         found_here = tuple(
             LoraModule(
@@ -217,7 +217,7 @@ def _adapters_in(ck: Checkpoint, section: Section) -> Iterator[Adapter]:
         base = {**others, **originals} if adapter else {}
         beside = in_full.get(adapter, {}) if adapter else others
         of_lora = any(PART.fullmatch(name) for name in trained)
-        frozen = of_lora and not any(without_ddp(key).removeprefix(PREFIX) in trained for key in base.values())
+        frozen = of_lora and not any(without_peft(key) in trained for key in base.values())
         # PEFT writes the config of any other adapter into a folder of its own.
         config = ck.config if adapter in ("", "default") or len(parts) == 1 else None
         stated = config.adapter if config else {}
@@ -226,6 +226,11 @@ def _adapters_in(ck: Checkpoint, section: Section) -> Iterator[Adapter]:
             adapter, section, found_here, beside, base, tuple(unknown), stated, config.adapter_in if config else "",
             tuple(sorted(rank for rank in ranks if rank is not None)), frozen,
         )  # fmt: skip
+
+
+def without_peft(key: str) -> str:
+    """Remove wrapper modules and PEFT's prefix from a key of a state dict."""
+    return without_ddp(key).removeprefix(PREFIX)
 
 
 def _own_name(name: str) -> str:
