@@ -89,6 +89,16 @@ class Parts:
             raise OtherFormError(f"its {part} is not here")
         return self.found[part]
 
+    @property
+    def said(self) -> Mapping[str, Any]:
+        """What the config says about the quantization; empty if there is none."""
+        return self.config.quantization if self.config is not None else {}
+
+    @property
+    def stated(self) -> Sequence[Mapping[str, Any]]:
+        """What a config of compressed-tensors says of weights with codes such as these, in each of its groups."""
+        return [] if self.config is None else compressed_weights(self.config, self[CODES].dtype)
+
     def numbers(self, part: str) -> Any:
         """The values of a part, as a flat array of numbers."""
         source = self[part]
@@ -108,8 +118,7 @@ class Parts:
 def fp8_blocks(parts: Parts) -> Decoded:
     """fp8 codes with a scale for each block of rows and columns, for each expert if there are three dimensions."""
     codes, scale = parts[CODES], parts.check("scale_inv", (*FLOATS, "float8_e8m0fnu", "uint8"))
-    said = parts.config.quantization if parts.config is not None else {}
-    blocks = _blocks(codes.shape, scale.shape, [sizes_in(said.get("weight_block_size"))])
+    blocks = _blocks(codes.shape, scale.shape, [sizes_in(parts.said.get("weight_block_size"))])
     exponents = ONE if scale.dtype == "uint8" else 0
     coding = Coding(CODES, "scale_inv", blocks, "float32", _model_dtype(parts.config), exponents=exponents)
     return Decoded("fp8", coding, codes.shape, {CODES: codes, "scale_inv": scale})
@@ -118,17 +127,16 @@ def fp8_blocks(parts: Parts) -> Decoded:
 def compressed(parts: Parts) -> Decoded:
     """A weight of compressed-tensors: packed integers, integers, fp8, mxfp4, mxfp8 or nvfp4."""
     codes = parts[CODES]
-    stated = [] if parts.config is None else compressed_weights(parts.config, codes.dtype)
     if codes.dtype == "int32":
-        return _packed_integers(parts, stated)
+        return _packed_integers(parts)
     if codes.dtype == "uint8":
         return _packed_floats(parts)
     scale = parts.check("scale", (*FLOATS, "uint8") if codes.dtype in FP8 else FLOATS)
-    blocks = _groups(codes.shape, scale.shape, stated)
+    blocks = _groups(codes.shape, scale.shape, parts.stated)
     exponents, dtype = (ONE, "bfloat16") if scale.dtype == "uint8" else (0, scale.dtype)
     coding = Coding(CODES, "scale", blocks, dtype, dtype, scale_dtype=dtype, exponents=exponents)
     found = {CODES: codes, "scale": scale}
-    if _has_zero_points(parts, stated):
+    if _has_zero_points(parts):
         coding = coding._replace(zero="zero_point")
         found["zero_point"] = parts.check("zero_point", ("int8", *FP8), scale.shape)
     if "g_idx" in parts.found:
@@ -136,7 +144,7 @@ def compressed(parts: Parts) -> Decoded:
     return _with_order("mxfp8" if exponents else "quantized", parts, coding, codes.shape, found)
 
 
-def _packed_integers(parts: Parts, stated: Sequence[Mapping[str, Any]]) -> Decoded:
+def _packed_integers(parts: Parts) -> Decoded:
     """Integers of 1 to 8 bits, packed along a row; zero points may be packed along a column.
 
     A code is stored plus half of its range, and so is a packed zero point.
@@ -148,13 +156,13 @@ def _packed_integers(parts: Parts, stated: Sequence[Mapping[str, Any]]) -> Decod
         raise OtherFormError(f"its codes, {sizes_of(codes.shape)}, do not fit its shape, {sizes_of(shape)}")
     bits = _one_of(
         [n for n in range(1, 9) if _words(shape[1], n) == codes.shape[1]],
-        [one.get("num_bits") for one in stated],
+        [one.get("num_bits") for one in parts.stated],
         f"its codes, {sizes_of(codes.shape)}, do not fit its shape, {sizes_of(shape)}",
     )
-    blocks = _groups(shape, scale.shape, stated)
+    blocks = _groups(shape, scale.shape, parts.stated)
     coding = Coding(CODES, "scale", blocks, scale.dtype, scale.dtype, packing=Packing(bits, -1))
     found, half = {CODES: codes, "scale": scale}, 1 << bits - 1
-    if not _has_zero_points(parts, stated):
+    if not _has_zero_points(parts):
         coding = coding._replace(zero_offset=half)
     elif parts["zero_point"].dtype == "int32" and len(scale.shape) == 2:
         packed = (_words(shape[0], bits), scale.shape[1])
@@ -209,7 +217,7 @@ def gptq(parts: Parts) -> Decoded:
     and versions of the library make different numbers of it: such a weight is refused.
     """
     codes, zeros, scales = _matrices(parts)
-    (groups, outputs), said = scales.shape, parts.config.quantization if parts.config is not None else {}
+    (groups, outputs), said = scales.shape, parts.said
     order = parts.check("g_idx", ("int32", "int64")) if "g_idx" in parts.found else None
     if order is None and said.get("desc_act") is True:
         raise OtherFormError("its g_idx is not here, and the config says desc_act")
@@ -245,8 +253,7 @@ def awq(parts: Parts) -> Decoded:
     if outputs != columns * 8 or zeros.shape != (groups, columns):
         text = f"its qweight, {sizes_of(codes.shape)}, and qzeros, {sizes_of(zeros.shape)}, do not fit"
         raise OtherFormError(f"{text} its scales, {sizes_of(scales.shape)}")
-    said = parts.config.quantization if parts.config is not None else {}
-    size = _group_size(inputs, groups, said.get("group_size", said.get("q_group_size")))
+    size = _group_size(inputs, groups, parts.said.get("group_size", parts.said.get("q_group_size")))
     packing = Packing(4, -1, AWQ_ORDER)
     coding = Coding(CODES, "scales", (size, 1), scales.dtype, scales.dtype, zero="qzeros", transposed=True)
     coding = coding._replace(packing=packing, zero_packing=packing)
@@ -336,10 +343,10 @@ def _blocks(shape: Ints, grid: Ints, stated: Sequence[Ints | None]) -> Ints:
     return (*(1 for _ in shape[2:]), *fitting.pop())
 
 
-def _has_zero_points(parts: Parts, stated: Sequence[Mapping[str, Any]]) -> bool:
+def _has_zero_points(parts: Parts) -> bool:
     """Whether a weight of compressed-tensors has zero points; refuse it if the config says so and they are not here."""
     here = "zero_point" in parts.found
-    if not here and stated and all(one.get("symmetric") is False for one in stated):
+    if not here and parts.stated and all(one.get("symmetric") is False for one in parts.stated):
         raise OtherFormError("its zero_point is not here, and the config says that it is not symmetric")
     return here
 
@@ -347,8 +354,7 @@ def _has_zero_points(parts: Parts, stated: Sequence[Mapping[str, Any]]) -> bool:
 def _with_order(kind: str, parts: Parts, coding: Coding, shape: Ints, found: Mapping[str, Source]) -> Decoded:
     """Add the group of each column, if columns were quantized in another order; -1 stands for no such order."""
     if "g_idx" not in parts.found:
-        stated = [] if parts.config is None else compressed_weights(parts.config, parts[CODES].dtype)
-        if stated and all(one.get("actorder") in ("group", "dynamic", True) for one in stated):
+        if parts.stated and all(one.get("actorder") in ("group", "dynamic", True) for one in parts.stated):
             raise OtherFormError(
                 "its g_idx is not here, and the config says that its columns have an order of their own"
             )
