@@ -104,6 +104,8 @@ def consolidate(
             whole, unused = _decoded(whole, files, options.unchecked)
         part = adapter.part if adapter else options.only or _usual_part(whole, output.writer)
         _check_codes(whole, part, options)
+        if adapter is not None and adapter.base is not None:
+            _check_codes(adapter.base, "model", options)
         notes = check_files(whole, part, files, options.unchecked)
         first, fills = None, hole_rule(options)
         donor = _donor(whole, part, files, options, progress) if options.fill_from else None
@@ -191,9 +193,8 @@ def _check_codes(whole: Checkpoint, part: str, options: ConsolidateOptions) -> N
         text = f"{spelled('dequantize', True)}: it holds {held}, of which ckptools makes no values"
         raise RefusedError(whole.path, f"{text}; without it they are written as they are")
     if codes:
-        way = (
-            f"add {spelled('dequantize', True)}" if codes.keys() <= known else "without it they are written as they are"
-        )
+        decoded = codes.keys() <= known and not options.merge_lora  # merging does not go with it
+        way = f"add {spelled('dequantize', True)}" if decoded else "without it they are written as they are"
         text = f"{spelled('dtype', options.dtype)}: it holds {held}, which are no values to convert; {way}"
         raise RefusedError(whole.path, text)
     packed = next((name for name, t in named if t.dtype in NO_NUMBERS and not t.note), "")

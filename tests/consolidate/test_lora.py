@@ -340,6 +340,20 @@ def test_a_base_in_codes_is_refused_and_one_that_is_not_is_taken_in_its_place(tm
     assert same(found, {"q.weight": torch.full((8, 8), 3.0)})
 
 
+def test_codes_of_a_base_are_not_converted_as_if_they_were_values(tmp_path):
+    codes = torch.ones(8, 8).to(torch.float8_e4m3fn)
+    base = {"q.weight": torch.ones(8, 8), "k.weight": codes, "k.weight_scale_inv": torch.ones(1, 1)}
+    save_file(base, tmp_path / "base.safetensors")
+    save_file({"q.lora_A.weight": torch.ones(2, 8), "q.lora_B.weight": torch.ones(8, 2)}, tmp_path / "x.safetensors")
+    (tmp_path / "a.json").write_text('{"lora_alpha": 2}')
+    ck = ckptools.open(tmp_path / "x.safetensors")
+    given = {"like": tmp_path / "a.json", "base": tmp_path / "base.safetensors"}
+    why = r"base.safetensors: dtype='fp16': it holds 1 weight in codes of fp8.*without it they are written as they are"
+    with pytest.raises(RefusedError, match=why):
+        merged(ck, tmp_path / "m.safetensors", dtype="fp16", **given)
+    assert same(merged(ck, tmp_path / "m.safetensors", **given), base | {"q.weight": torch.full((8, 8), 3.0)})
+
+
 def test_a_lost_rank_is_refused(tmp_path):
     shutil.copy(RUN / "rank0.pt", tmp_path)
     for how, out in (({"merge_lora": True}, "m.safetensors"), ({"only": "lora"}, "a/")):
