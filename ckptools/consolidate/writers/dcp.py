@@ -57,10 +57,9 @@ from ckptools.training_state.sections import Section, is_flat_optimizer
 # which `set_optimizer_state_dict` takes; but in the source's tree the optimizer of a DCP keeps its numbers, by which
 # its script loads it, unless the user gave names. The tree is flattened as by DCP's default planner: dicts always,
 # lists that contain tensors, dicts or such lists; everything else is one value; keys become text; an empty dict is
-# dropped.
-# (Writing an empty dict would be worse: a loading planner
-# that finds a key which only the rules of torch 2.3 give takes the whole folder for one of that version.) The module
-# versions of a state dict (`_metadata`) have no place there.
+# dropped. (Writing an empty dict would be worse: a loading planner that finds a key which only the rules of torch 2.3
+# give takes the whole folder for one of that version.) The module versions of a state dict (`_metadata`) have no place
+# there.
 # Source: torch/distributed/checkpoint/{_traverse,_nested_dict,default_planner,state_dict}.py of torch 2.13.
 
 
