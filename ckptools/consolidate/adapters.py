@@ -345,7 +345,8 @@ def _with_settings(adapter: Adapter, options: ConsolidateOptions) -> Adapter:
     content = read_json(path)
     if not isinstance(content, Mapping):
         raise UsageError(path, f"{spelled('like')}: expected the settings of an adapter, as in {ADAPTER_CONFIG}")
-    return replace(adapter, stated={**content, **adapter.stated}, stated_in=str(path))
+    stated_in = f"{adapter.stated_in} with {path}" if adapter.stated else str(path)
+    return replace(adapter, stated={**content, **adapter.stated}, stated_in=stated_in)
 
 
 def _check_rules(whole: Checkpoint, adapter: Adapter, asked: str) -> None:

@@ -51,6 +51,8 @@ IN_FULL = re.compile(
 UNKNOWN = re.compile(r"\.(?:lora_|token_adapter\.)")
 """Names of PEFT that neither pattern matches: AdaLoRA's, and those of single trained tokens."""
 
+OTHER = "another kind of LoRA"
+
 LAYER = re.compile(r"(?:^|\.)\d{1,9}\.")
 """The end of a layer's name: the first number in a module's name is the layer's."""
 
@@ -82,7 +84,7 @@ class Adapter:
         base: keys of the base model's tensors in the state dict, by their names there.
         unknown: keys of PEFT's tensors that no rule here covers.
         stated: the content of an `adapter_config.json`; empty without one.
-        stated_in: the file that states it.
+        stated_in: the file that states it; two, if the user gave one beside it.
         ranks: the distinct numbers r, in order; without modules whose A does not tell.
         frozen: whether the optimizer has state of the adapter's tensors, and of no tensor of the base.
     """
@@ -114,7 +116,7 @@ class Adapter:
         """`DoRA`, `rsLoRA` or `LoRA`; another method of PEFT by the name that its config has for it."""
         method = self.stated.get("peft_type", "LORA")
         if method != "LORA" or self.unknown:
-            return f"{method:.20}" if isinstance(method, str) and method != "LORA" else "another kind of LoRA,"
+            return f"{method:.20}" if isinstance(method, str) and method != "LORA" else OTHER
         rs = "rs" if self.stated.get("use_rslora") is True else ""
         return rs + ("DoRA" if any("magnitude_vector" in one.keys for one in self.modules) else "LoRA")
 
@@ -131,7 +133,8 @@ class Adapter:
         alphas = self.alphas
         alpha = " to ".join(f"{one:g}" for one in sorted({*alphas[:1], *alphas[-1:]}))
         named = f" {self.name}:" if self.name not in ("", "default") else ""
-        return f"{self.kind}{named} r={ranks or '?'}, {f'alpha={alpha}' if alpha else 'alpha not stated'}"
+        kind = f"{OTHER}," if self.kind == OTHER else self.kind
+        return f"{kind}{named} r={ranks or '?'}, {f'alpha={alpha}' if alpha else 'alpha not stated'}"
 
     @property
     def where(self) -> str:

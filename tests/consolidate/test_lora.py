@@ -281,6 +281,13 @@ def test_alpha_that_no_file_states_is_asked_for(tmp_path):
             ckptools.open(RUN).consolidate(f"{tmp_path}/x/", **how)
 
 
+def test_a_setting_that_two_files_may_state_is_blamed_on_both(tmp_path):
+    (tmp_path / "a.json").write_text('{"alpha_pattern": {}}')
+    why = rf"adapter_config.json with {tmp_path / 'a.json'} states r 99 for"
+    with pytest.raises(RefusedError, match=why):
+        ckptools.open(changed(tmp_path, r=99)).consolidate(f"{tmp_path}/x/", only="lora", like=tmp_path / "a.json")
+
+
 def test_base_weights_that_are_not_here_are_asked_for_by_name(tmp_path):
     folder = changed(tmp_path, base_model_name_or_path="meta/llama")
     with pytest.raises(RefusedError, match=r"is not here; base='HF' gives the base model, that is 'meta/llama'"):

@@ -180,6 +180,7 @@ def test_tensors_of_no_known_rule_are_not_called_lora(tmp_path):
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_E"
     save_file(load_file(path) | {name: torch.ones(3, 1)}, path, {"format": "pt"})
     assert "another kind of LoRA, r=3" in str(ckptools.open(folder))
+    assert [one.to_dict()["kind"] for one in adapters_of(ckptools.open(folder))] == ["another kind of LoRA"]
     with pytest.raises(ckptools.CkptoolsError, match="lora_E: no rule here covers it"):
         ckptools.open(folder).consolidate(f"{tmp_path}/out/", only="lora")
 
