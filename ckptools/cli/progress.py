@@ -59,11 +59,9 @@ class Progress:
             clock: returns seconds.
             ticking: whether the `with` block draws; False if the caller calls `tick`.
         """
-        from ckptools.cluster.team import current
-
         self._stage, self._noun, self._clock, self._ticking = stage, noun, clock, ticking
-        self._ranks = current().world_size
-        self._total = total // self._ranks
+        self._ranks = 1
+        self._total = self._of_this_rank(total)
         self._done = self._items = 0
         self._name = ""
         # A terminal that cannot erase a line is treated as a file.
@@ -89,13 +87,22 @@ class Progress:
 
     def expect(self, total: int) -> None:
         """Set the expected number of bytes."""
-        self._total = total // self._ranks
+        self._total = self._of_this_rank(total)
+
+    def _of_this_rank(self, nbytes: int) -> int:
+        """The part of some bytes that this rank reads, if several share the work."""
+        if not nbytes:
+            return 0  # items are counted, before ranks start
+        from ckptools.cluster.team import current
+
+        self._ranks = current().world_size
+        return nbytes // self._ranks
 
     def begin(self, stage: str, nbytes: int) -> None:
         """Begin a pass over `nbytes` more than was expected; `stage` is its name, such as `reading back`."""
         with self._counting:
             self._stage = stage
-            self._total += nbytes // self._ranks
+            self._total += self._of_this_rank(nbytes)
 
     def __enter__(self) -> Self:
         if self._ticking and not (Printing.silent or Printing.quiet):
