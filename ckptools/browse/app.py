@@ -196,8 +196,9 @@ class Browser(Writing):
         """Go to the rank, the tensor or the file of an incident; if it has none, say what it is."""
         first = problems[0]
         looked = self.session.looked
-        files = [file.path.name for file in looked.checkpoint.files] if looked is not None else []
-        named = [name for problem in problems for name in problem.files if name in files]
+        files = looked.checkpoint.files if looked is not None else ()
+        names = [name for problem in problems for name in problem.files]
+        named = [n for name in names for n, file in enumerate(files) if file.is_called(name)]
         tensors = (problem.tensor for problem in problems if problem.tensor is not None)
         if self.only:
             self.action_only()
@@ -206,7 +207,7 @@ class Browser(Writing):
         elif any(map(self._reveal, tensors)):
             pass
         elif named:
-            self._show(FILES, files.index(named[0]))
+            self._show(FILES, named[0])
         else:
             self.say(first.message)
 

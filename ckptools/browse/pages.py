@@ -231,7 +231,8 @@ def files(session: Session, looked: CheckpointReport, only: bool) -> ListPage:
 def _own(problems: Iterable[Problem], file: RankFile) -> list[Problem]:
     """The problems of a file, or of its rank."""
     of_rank = (p for p in problems if file.rank is not None and file.rank in p.all_ranks)
-    return [*of_rank, *(p for p in problems if file.path.name in p.files and file.rank not in p.all_ranks)]
+    named = (p for p in problems if file.rank not in p.all_ranks and any(map(file.is_called, p.files)))
+    return [*of_rank, *named]
 
 
 def _incidents(problems: Sequence[Problem], screen: Screen) -> Iterator[str]:
@@ -281,9 +282,11 @@ def ranks(session: Session, looked: CheckpointReport, only: bool) -> RankPage:
     from ckptools.pictures.rank_map import grouping, rank_cells
 
     cells = rank_cells(looked.checkpoint, [*looked.checkpoint.problems, *session.found] if session.found else None)
-    how = grouping(looked.checkpoint, sum(cell.rank is not None for cell in cells))
+    ranked = sum(cell.rank is not None for cell in cells)
+    how = grouping(looked.checkpoint, ranked)
     kept = [n for n, cell in enumerate(cells) if not only or cell.state not in ("fine", "looked at")]
-    counted = f"problems only: {len(kept):,} of {len(cells):,} ranks" if only else ""
+    noun = "ranks" if ranked == len(cells) else "ranks and files of no rank" if ranked else "files"
+    counted = f"problems only: {len(kept):,} of {len(cells):,} {noun}" if only else ""
     return RankPage(looked, cells, how, kept, command_line("inspect", session.arguments, "--all-ranks"), counted)
 
 

@@ -88,6 +88,11 @@ class RankFile(NamedTuple):
         """Whether the file is present and not known to be damaged."""
         return self.status in ("read", "seen", "listed")
 
+    def is_called(self, name: str) -> bool:
+        """Whether a problem means this file by a name: the end of the file's path, with or without folders."""
+        parts = Path(name).parts
+        return bool(parts) and self.path.parts[-len(parts) :] == parts
+
     def _summary(self) -> str:
         rank = "" if self.rank is None else f"rank {self.rank}: "
         return f"{rank}{self.status}, {size(self.nbytes)}, {clip_middle(self.path.name, 60)}"

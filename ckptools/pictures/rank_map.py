@@ -117,13 +117,13 @@ def rank_cells(ck: Checkpoint, problems: Iterable[Problem] | None = None) -> tup
 
 
 def _problems_by_file(ck: Checkpoint, problems: Iterable[Problem]) -> dict[Path, list[Problem]]:
-    """The problems of each file that blame no rank; a problem names a file by the end of its path."""
+    """The problems of each file that blame no rank."""
     named = grouped(ck.files, lambda file: file.path.name)
     found: dict[Path, list[Problem]] = {}
     for problem in problems:
-        for name in map(Path, problem.files if _blames_files(problem) else ()):
-            for file in named.get(name.name, ()):
-                if file.path.parts[-len(name.parts) :] == name.parts:
+        for name in problem.files if _blames_files(problem) else ():
+            for file in named.get(Path(name).name, ()):
+                if file.is_called(name):
                     found.setdefault(file.path, []).append(problem)
     return found
 

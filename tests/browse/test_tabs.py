@@ -195,8 +195,27 @@ def test_enter_on_a_card_goes_to_its_file(tmp_path):
         assert "[6 files]" in driven.text("tabs") and driven.row.split()[0] == "cut"
         await driven.press("p")
         assert driven.text("counted").startswith("problems only: 1 of 5 files") and len(driven.rows()) == 1
+        await driven.press("3")
+        assert driven.text("counted").startswith("problems only: 1 of 5 files")
+        await driven.press("6")
         await driven.press("escape")
         assert len(driven.rows()) == 5
+
+    drive(folder, script)
+
+
+def test_a_problem_that_names_a_file_with_its_folders_leads_to_this_file(tmp_path):
+    folder = shutil.copytree(FIXTURES / "nanotron-tp2pp2/ckpt", tmp_path / "ckpt")
+    cut = folder / "model/model/final_layer_norm/pp_block/model_weight.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-100])
+
+    async def script(driven: Driven):
+        await driven.press("enter")
+        assert "[6 files]" in driven.text("tabs") and driven.row.split()[0] == "cut"
+        shown = driven.rows("right")
+        assert "final_layer_norm" in "".join(shown) and any("CK002" in row for row in shown)
+        await driven.press("p")
+        assert driven.text("counted").startswith("problems only: 1 of ")
 
     drive(folder, script)
 
