@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ckptools._version import __version__
 from ckptools.diff.record import Difference
 from ckptools.diff.text import verdict_line
-from ckptools.display.html import Limits, Page, document
+from ckptools.display.html import Limits, Page, document, how_made
 from ckptools.display.next_command import quoted
 from ckptools.display.record_json import answer_json
 from ckptools.display.screen import PIPE, Screen, mark_of
@@ -22,20 +21,22 @@ LIMITS = Limits(rows=5000, nbytes=2_000_000)
 """Limits of the page without its picture; the JSON in it is never cut."""
 
 
-def difference_page(found: Difference) -> str:
-    """Render a difference as one document that includes the JSON of `diff`."""
-    command = quoted([str(found.a.path), str(found.b.path)])
-    page = Page(f"ckptools diff {command} --limit 0", LIMITS, headed=True)
+def difference_page(found: Difference, out: str = "report.html") -> str:
+    """Render a difference as one document that includes the JSON of `diff`.
+
+    `out` is the name of the page in the command that makes it again.
+    """
+    paths = quoted([str(found.a.path), str(found.b.path)])
+    page = Page(f"ckptools diff {paths} --limit 0", LIMITS, headed=True)
     found._fill(page)
     if found.values_compared and (cells := change_cells(found)):
         names = " to ".join(clip_middle(side.name, 60) for side in (found.a, found.b))
         drawn = heat_map(f"change of weights from {names}", cells, absolute=True).html()
         page.drawing(f"<section>{page.heading('pictures')}{drawn}</section>")
-    values = " --values" if found.values_compared else ""
-    made = f"made by ckptools report {command}{values}; ckptools {__version__}, {moment_utc(time.time())}"
-    page.line(made, "dim")
-    a, b = (clip_middle(side.name, 24) for side in (found.a, found.b))
-    return document(f"{a} and {b}", f"{a} and {b}", page.html(), {"diff": answer_json("diff", found)}, "what differs")
+    options = quoted(["-o", out, *["--values"] * found.values_compared])
+    made = how_made(f"ckptools report {paths} {options}", moment_utc(time.time()))
+    title = " and ".join(clip_middle(side.name, 24) for side in (found.a, found.b))
+    return document(title, title, page.html(), {"diff": answer_json("diff", found)}, "what differs", made=made)
 
 
 def write_difference_report(found: Difference, out: str | Path, *, force: bool = False) -> None:
@@ -46,7 +47,7 @@ def write_difference_report(found: Difference, out: str | Path, *, force: bool =
         UsageError: its name does not end with `.html`, or its folder does not exist.
     """
     check_place(Path(out), force)
-    write_text(Path(out), difference_page(found), force)
+    write_text(Path(out), difference_page(found, Path(out).name), force)
 
 
 def outcome_lines(found: Difference, screen: Screen = PIPE) -> list[str]:

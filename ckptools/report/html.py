@@ -24,7 +24,6 @@ from ckptools.doctor.answers import Diagnosis
 from ckptools.doctor.way_out import way_out
 from ckptools.dtypes import short
 from ckptools.errors import UsageError
-from ckptools.explain import Explanation, explanation
 from ckptools.files.partial_files import check_place_of_file, write_text
 from ckptools.inspect.record import (
     FACT_COLUMNS,
@@ -41,8 +40,8 @@ from ckptools.inspect.sections import report_json
 from ckptools.keys.entries import Entry, Selection, tensor_entries
 from ckptools.keys.sharding import placement
 from ckptools.model.checkpoint import Checkpoint
-from ckptools.model.incidents import Cause, Consequence, Incident, causes_of, consequences_of, incidents_of
-from ckptools.model.problems import Code, Problem, worst_first
+from ckptools.model.incidents import Consequence, causes_of, consequences_of, incidents_of
+from ckptools.model.problems import Problem, worst_first
 from ckptools.model.records import grouped
 from ckptools.model.verdict import Verdict
 from ckptools.pictures.heat_map import heat_map, rms_cells
@@ -50,6 +49,7 @@ from ckptools.pictures.rank_map import State, bytes_by_section, rank_cells, rank
 from ckptools.pictures.tensor_layout import tensor_layout
 from ckptools.pictures.value_bars import norm_bars
 from ckptools.report.file_sizes import file_sizes
+from ckptools.report.parts import add_meanings, contents_html, incidents_html, tiles_html
 from ckptools.stats.figures import statistics
 from ckptools.stats.passes import parts_of_models
 from ckptools.stats.record import Statistics, Stats, fill_rows, fill_suspects
@@ -121,23 +121,12 @@ def incident_list(page: Page, problems: Sequence[Problem]) -> str:
     """Render the worst incidents, the consequences of missing files, and further incidents, folded."""
     incidents, following = incidents_of(causes_of(problems)), consequences_of(problems)
     shown, others = incidents[:MOST], incidents[MOST:]
-    made = "".join(map(_incident, shown)) + _following(problems, following)
+    made = incidents_html(shown) + _following(problems, following)
     if others:
-        rest = "".join(map(_incident, others))
-        made += f"<details><summary>{plural(len(others), 'more problem')}</summary>{rest}</details>"
+        title = plural(len(others), "more problem")
+        made += f"<details><summary>{title}</summary>{incidents_html(others)}</details>"
     counted = f"causes: {len(shown)} of {len(incidents)}" if incidents else "no problem was found"
     return page.heading(counted, "causes" if incidents else "problems") + made
-
-
-def _incident(one: Incident) -> str:
-    culprit = f"<b>{safe(one.culprit)}</b>" if one.culprit else ""
-    remedy = f'<div class="do">{safe(one.remedy)}</div>' if one.remedy else ""
-    return f'<div class="cause">{culprit}{"".join(map(_evidence, one.causes))}{remedy}</div>'
-
-
-def _evidence(cause: Cause) -> str:
-    mark = "bad" if cause.severity == "error" else "warn"
-    return f'<div><a class="{mark}" href="#{cause.code}">{cause.code}</a>{safe(cause.evidence)}</div>'
 
 
 FIRST = 20
@@ -155,18 +144,6 @@ def _following(problems: Sequence[Problem], following: Sequence[Consequence]) ->
         title = f"{one.text} ({' and '.join(one.causes)})"
         made += f"<details><summary>{safe(title)}</summary><code>{lines}</code>{more}</details>"
     return f'<div class="cause follows">{made}</div>' if made else ""
-
-
-def _explained(one: Explanation) -> str:
-    """Render a problem code with its meaning, its causes and its remedies, as `ckptools explain` does."""
-    parts = (("What causes it", one.causes), ("What to do", one.to_do))
-    lists = "".join(f"<div>{title}:</div>{''.join(map(_step, items))}" for title, items in parts)
-    title = f"<b>{one.code}</b> {safe(one.meaning)} <span class=dim>ckptools explain {one.code}</span>"
-    return f'<div id="{one.code}" class="code">{title}<div>{safe(one.means)}</div>{lists}</div>'
-
-
-def _step(text: str) -> str:
-    return f'<div class="step">- {safe(text)}</div>'
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -274,13 +251,9 @@ def report_page(found: PageContents, interactive: bool = False, out: str = "repo
         fill_rows(page, found.statistics)
     for cause in causes_of(problems, ("note",)):
         page.line(f"{cause.code} {cause.where}: {cause.what}", "dim")
-    kinds: dict[Code, None] = dict.fromkeys(problem.kind for problem in problems)
-    if kinds:
-        rows = "".join(_explained(explanation(kind.code)) for kind in kinds)
-        page.drawing(f"<details open><summary>{page.heading('what the codes mean')}</summary>{rows}</details>")
+    add_meanings(page, (problem.kind for problem in problems), opened=True)
     page.line(verification.summary(found.verification), "dim")
-    links = "".join(f'<a href="#{name}">{safe(title)}</a>' for name, title in page.headings.items())
-    page.blocks.insert(contents, f'<nav aria-label="contents">{links}</nav>')
+    page.blocks.insert(contents, contents_html(page))
     answers = {"inspect": report_json(report), "verify": verification.verification_json(found.verification)}
     if interactive:
         listed = [problem for check in found.verification.checks for problem in check.problems]
@@ -337,11 +310,7 @@ def _first_screen(page: Page, found: PageContents, problems: Sequence[Problem]) 
     several = len(found.checkpoint.files) > 1
     picture = rank_map(found.checkpoint, verified.problems) if several else None
     verdict_band(page, verified.verdict, below, commands, incident_list(page, problems), picture)
-    made = "".join(
-        f'<div class="tile"><span>{safe(name)}</span><b>{safe(value)}</b><i>{safe(more)}</i></div>'
-        for name, value, more in tiles(report)
-    )
-    page.drawing(f'<div class="tiles">{made}</div>')
+    page.drawing(tiles_html(tiles(report)))
 
 
 def counted_checks(checks: Sequence[Check]) -> str:

@@ -11,15 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckptools._version import __version__
 from ckptools.display.drawing import Picture
-from ckptools.display.html import Limits, Page, document, safe
+from ckptools.display.html import Limits, Page, document, how_made, safe, short_title
 from ckptools.display.next_command import quoted
 from ckptools.display.record_json import answer_json
 from ckptools.display.screen import MARKS, PIPE, Mark, Screen
 from ckptools.display.tables import Column, wrapped
 from ckptools.errors import CkptoolsError, OutputExistsError, ReadError
-from ckptools.explain import explanation
 from ckptools.files.opening import location, real_path
 from ckptools.files.partial_files import write_text
 from ckptools.formats.open import open_checkpoint
@@ -32,8 +30,9 @@ from ckptools.model.problems import Problem
 from ckptools.model.tree import leaf_at, scalar, walk
 from ckptools.model.verdict import Level, Verdict
 from ckptools.pictures.run_steps import run_steps, values_by_step
-from ckptools.report.html import _explained, _incident, check_place
-from ckptools.text import few, moment, moment_utc, number, plural, printable, size
+from ckptools.report.html import check_place
+from ckptools.report.parts import add_meanings, contents_html, incidents_html, tiles_html
+from ckptools.text import few, moment, moment_utc, number, plural, size
 from ckptools.verify.record import summary
 from ckptools.verify.run import unreadable, verify
 
@@ -253,14 +252,17 @@ def write_run_report(
     check_place(Path(out), force)
     found = findings(folder, how, **options)
     own = (file for part in found.parts.values() for file in part.files)
-    if Path(out).exists() and any(real_path(file) == real_path(Path(out)) for file in own):
+    if Path(out).exists() and real_path(Path(out)) in map(real_path, own):
         raise OutputExistsError(out, "is a file of a checkpoint of this run; give the page another name")
-    write_text(Path(out), run_page(found), force)
+    write_text(Path(out), run_page(found, Path(out).name), force)
     return found
 
 
-def run_page(found: RunContents) -> str:
-    """Render the page of a run as one document that includes the JSON of `ls`."""
+def run_page(found: RunContents, out: str = "report.html") -> str:
+    """Render the page of a run as one document that includes the JSON of `ls`.
+
+    `out` is the name of the page in the command that makes it again.
+    """
     run = found.run
     name = run.path.absolute().name or str(run.path)
     page = RunPage(f"ckptools ls {quoted([str(run.path)])} --limit 0", LIMITS, headed=True)
@@ -285,20 +287,16 @@ def run_page(found: RunContents) -> str:
     for row in reversed(kept):
         _part(page, row, found.parts[row.name], links[row.name])
     shown = (part.problems for part in (found.parts[row.name] for row in kept) if not part.error)
-    kinds = dict.fromkeys(problem.kind for problems in shown for problem in problems)
-    if kinds:
-        rows = "".join(_explained(explanation(kind.code)) for kind in kinds)
-        page.drawing(f"<details><summary>{page.heading('what the codes mean')}</summary>{rows}</details>")
-    command = quoted([str(run.path), *found.options])
-    page.line(f"made by ckptools report {command}; ckptools {__version__}, {moment_utc(found.made)}", "dim")
-    nav = "".join(f'<a href="#{part}">{safe(title)}</a>' for part, title in page.headings.items())
-    page.blocks.insert(contents, f'<nav aria-label="contents">{nav}</nav>')
+    add_meanings(page, (problem.kind for problems in shown for problem in problems), opened=False)
+    page.blocks.insert(contents, contents_html(page))
+    command = f"ckptools report {quoted([str(run.path), '-o', out, *found.options])}"
     return document(
-        f"{printable(name)[:24]}: {plural(run.checkpoints, 'checkpoint')}, {_newest(run)}",
+        short_title(name, f"{plural(run.checkpoints, 'checkpoint')}, {_newest(run)}"),
         name,
         page.html(),
         {"ls": answer_json("ls", run)},
         str(run.path) if str(run.path) != name else "",
+        made=how_made(command, moment_utc(found.made)),
     )
 
 
@@ -315,8 +313,12 @@ def _wrong(found: RunContents) -> str:
     return f"{plural(len(wrong), 'checkpoint')} with errors: {'; '.join(wrong[:MOST])}{more}" if wrong else ""
 
 
+def _newest_whole(run: RunFolder) -> CheckpointRow | None:
+    return next((row for row in run.rows if row.newest_whole), None)
+
+
 def _newest(run: RunFolder) -> str:
-    newest = next((row for row in run.rows if row.newest_whole), None)
+    newest = _newest_whole(run)
     if newest is None:
         return "NONE IS WHOLE"
     return "newest whole: " + (newest.name if newest.step is None else f"step {newest.step}")
@@ -349,7 +351,7 @@ def _band(page: Page, found: RunContents) -> None:
         run.left_over
     )
     below += run.notes
-    newest = next((row for row in run.rows if row.newest_whole), None)
+    newest = _newest_whole(run)
     commands = _commands(newest, found.parts[newest.name]) if newest else [f"ckptools doctor {quoted([str(run.path)])}"]
     lines = "".join(f"<div>{safe(line)}</div>" for line in below)
     following = "".join(f"<div>next: <code>{safe(command)}</code></div>" for command in commands)
@@ -365,7 +367,7 @@ def _commands(row: CheckpointRow, part: CheckpointPart) -> list[str]:
 def _tiles(page: Page, run: RunFolder) -> None:
     steps = [row.step for row in run.rows if row.step is not None]
     times = [seconds_of(row.saved) for row in run.rows if row.saved is not None]
-    newest = next((row for row in run.rows if row.newest_whole), None)
+    newest = _newest_whole(run)
     saves = plural(len(run.left_over), "unfinished write") if run.left_over else ""
     facts = [
         ("checkpoints", str(run.checkpoints), saves),
@@ -374,11 +376,7 @@ def _tiles(page: Page, run: RunFolder) -> None:
         ("size", size(sum(row.bytes for row in run.rows)), "of all checkpoints"),
         ("last saved", moment(max(times)) if times else "-", f"the first {moment(min(times))}" if times else ""),
     ]
-    made = "".join(
-        f'<div class="tile"><span>{safe(name)}</span><b>{safe(value)}</b><i>{safe(more)}</i></div>'
-        for name, value, more in facts
-    )
-    page.drawing(f'<div class="tiles">{made}</div>')
+    page.drawing(tiles_html(facts))
 
 
 def _step(row: CheckpointRow) -> str:
@@ -450,9 +448,7 @@ def _part(page: RunPage, row: CheckpointRow, part: CheckpointPart, name: str) ->
         if not part.error:
             incidents = incidents_of(causes_of(part.problems))
             following = "".join(f"<div>{safe(one.text)}</div>" for one in consequences_of(part.problems))
-            page.drawing(
-                "".join(map(_incident, incidents)) + (f'<div class="cause">{following}</div>' if following else "")
-            )
+            page.drawing(incidents_html(incidents) + (f'<div class="cause">{following}</div>' if following else ""))
         for note in row.notes:
             page.line(note, "dim")
         page.lines(_commands(row, part) if not part.error else [f"ckptools doctor {quoted([row.path])}"])

@@ -46,6 +46,7 @@ def test_two_checkpoints_are_a_page_of_what_differs(steps, tmp_path):
         4,
     )
     assert "<h1>step-2 and step-4" in page
+    assert f"made by <code>ckptools report {steps[0]} {steps[1]} -o page.html</code>" in page
 
 
 def test_values_are_compared_and_drawn_if_that_is_asked_for(steps, tmp_path):

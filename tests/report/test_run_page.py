@@ -73,6 +73,12 @@ def test_the_timeline_has_every_checkpoint_and_what_is_unfinished(folder):
     assert found[4].startswith("unfinished ep0-ba10-rank0.pt.tmp")
 
 
+def test_the_page_says_how_it_was_made(folder):
+    assert f"made by <code>ckptools report {folder} -o report.html</code>" in page_of(folder)
+    deep = run_page(findings(folder, {}, deep=True, ignore=("CK002",)), "page.html")
+    assert f"<code>ckptools report {folder} -o page.html --deep --ignore CK002</code>" in deep
+
+
 def test_each_step_leads_to_its_part(folder):
     page = page_of(folder)
     links = re.findall(r'<a class="step [^"]*" href="#([^"]+)"', page)

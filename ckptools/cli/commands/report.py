@@ -113,7 +113,7 @@ def _report_run(
             found = findings(path, how, **options)
         else:
             found = write_run_report(path, out, how, force=force, **options)
-    _tell(out, run_page(found) if out == STDOUT else "", partial(outcome_lines, found))
+    _tell(out, run_page(found, out) if out == STDOUT else "", partial(outcome_lines, found))
     if not found.ok:
         raise SystemExit(1)
 
@@ -133,7 +133,7 @@ def _report_difference(
     found = compared(paths[0], paths[1], ComparisonOptions(values=checks.values), SelectionOptions(), opening)
     if out != STDOUT:
         write_difference_report(found, out, force=force)
-    _tell(out, difference_page(found) if out == STDOUT else "", partial(outcome_lines, found))
+    _tell(out, difference_page(found, out) if out == STDOUT else "", partial(outcome_lines, found))
     if found.same is False:
         raise SystemExit(1)
 
