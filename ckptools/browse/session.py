@@ -20,11 +20,10 @@ from ckptools.files.opening import File, location
 from ckptools.files.remote.path import RemotePath
 from ckptools.formats.open import open_checkpoint, with_all_ranks
 from ckptools.inspect.record import Report, inspect_report
-from ckptools.keys.entries import EVERYTHING, Entry, Selection, entries_of, pattern
+from ckptools.keys.entries import EVERYTHING, Entry, Selection, entries_of, pattern, tensor_entries
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem, worst_first
 from ckptools.model.records import grouped
-from ckptools.model.tensor import Tensor
 from ckptools.rules.verdict import verdict_of
 from ckptools.text import common_prefix, plural, size
 
@@ -304,8 +303,8 @@ class Session:
         looked = self.every_rank(job)
         with self.timed():
             found = show(looked.checkpoint, keys, values, private=True)
-        counted = [row for row in found.rows if row.statistics is not None]
-        odd = [row.name for row in counted if row.statistics and (row.statistics["nan"] or row.statistics["inf"])]
+        counted = [(row.name, row.statistics) for row in found.rows if row.statistics is not None]
+        odd = [name for name, figures in counted if figures["nan"] or figures["inf"]]
         self._locate(job, [*odd, *(row.name for row in found.rows if _has_nan(row.values))])
         return found
 
@@ -395,8 +394,7 @@ def measured_parts(ck: Checkpoint, names: Iterable[str]) -> list[MeasuredPart]:
     from ckptools.stats.passes import MeasuredPart
 
     wanted = set(names)
-    found = [e for e in entries_of(ck) if e.name in wanted and isinstance(e.value, Tensor)]
-    return [MeasuredPart(entry.name, entry.section, entry.value, kind=entry.kind) for entry in found]
+    return [MeasuredPart.of(entry) for entry in tensor_entries(ck) if entry.name in wanted]
 
 
 def _has_nan(values: Any) -> bool:

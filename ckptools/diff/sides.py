@@ -500,13 +500,10 @@ class _Keys:
         number = entry.parameter.startswith("?")
         if not isinstance(entry.value, Tensor):
             subject: Subject = "moments" if entry.slot else "hyperparameters"
-            subject = (
-                self._weights(entry)
-                if entry.kind == "model"
-                else "optimizer steps"
-                if entry.slot == "step"
-                else subject
-            )
+            if entry.kind == "model":
+                subject = self._weights(entry)
+            elif entry.slot == "step":
+                subject = "optimizer steps"
             contents = self._contents(entry.path, entry.value)
             self._value(SideValue(identity, entry.name, subject, contents, number))
         elif entry.slot == "step" and entry.value.numel == 1:

@@ -196,11 +196,10 @@ def fill_difference(
     page: ScreenPage, found: Difference, tensors: Sequence[TensorDifference], limit: int | None = None
 ) -> None:
     """Add a difference with the given rows of tensors and `limit` rows of values, leaving out equal ones."""
+    marks = {True: mark_of("same"), False: mark_of("differs"), None: mark_of("warn")}
     if found.training:
-        page.line(
-            training_line(found), mark_of({True: "same", False: "differs", None: "warn"}[found.training.looks_normal])
-        )
-    page.line(verdict_line(found), mark_of({True: "same", False: "differs", None: "warn"}[found.same]))
+        page.line(training_line(found), marks[found.training.looks_normal])
+    page.line(verdict_line(found), marks[found.same])
     for label, side in (("A  ", found.a), ("B  ", found.b)):
         page.line(side_line(side), label=label)
     page.gap()

@@ -10,15 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ckptools.errors import UsageError
 from ckptools.files.partial_files import write_text
 from ckptools.text import clip, clip_middle, printable, size
-
-if TYPE_CHECKING:
-    pass
-
 
 WIDTH = 440
 """Width of every picture in units, of which its text has 11; a screen of 500 pixels shows it without scaling down."""

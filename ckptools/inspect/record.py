@@ -46,11 +46,11 @@ from ckptools.training_state.sections import (
     storage_identity,
     stream_of,
 )
+from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS, RANKS_DIFFER, learning_rates
+from ckptools.training_state.wrappers import wrapper_words
 
 if TYPE_CHECKING:
     from ckptools.display.html import Page
-from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS, RANKS_DIFFER, learning_rates
-from ckptools.training_state.wrappers import wrapper_words
 
 # -- a summary of each section in a few words, and rows for optimizers and schedulers ---------------------------------
 
@@ -78,7 +78,8 @@ def _model(ck: Checkpoint, section: Section) -> str:
     sharded = sum(t.sharded for t in tensors)
     identities = [i for i in map(storage_identity, tensors) if i is not None]
     tied = len(identities) - len(set(identities))
-    parts = [role_words(ck, section)] if role_words(ck, section) else []
+    role = role_words(ck, section)
+    parts = [role] if role else []
     parts += [f"{sharded} sharded, {len(tensors) - sharded} whole"] if sharded else []
     parts += [f"{tied} tied to another"] if tied else []
     others = len(section.value) - len(tensors) if isinstance(section.value, Mapping) else 0

@@ -225,8 +225,8 @@ def _run_parts(layout: TensorLayout, panel: _Panel, copy: int, top: float, state
     for key, run in runs:
         first, last = run[0].box, run[-1].box
         end = last.offsets[dim] + last.sizes[dim]
-        ranks = {p.copies[copy].rank for p in run} - {None}
-        whose = named_ranks({rank for rank in ranks if rank is not None}) if ranks else "ranks unknown"
+        ranks = {rank for piece in run if (rank := piece.copies[copy].rank) is not None}
+        whose = named_ranks(ranks) if ranks else "ranks unknown"
         hover = f"{whose}: {plural(len(run), 'piece')}, {first.offsets[dim]} to {end} of dim {dim}"
         if not run[0].copies[copy].here:
             hover += f", {ABSENT.means}"

@@ -55,6 +55,11 @@ class MeasuredPart(NamedTuple):
     rank: int | None = None
     kind: SectionKind = "model"
 
+    @classmethod
+    def of(cls, entry: Entry) -> MeasuredPart:
+        """Make a part of the whole tensor of a key."""
+        return cls(entry.name, entry.section, entry.value, kind=entry.kind)
+
     @property
     def numel(self) -> int:
         """Number of elements that the shape states."""
@@ -97,8 +102,7 @@ def by_parameter(entries: Iterable[Entry]) -> dict[str, Entry]:
 
 def parts_of(ck: Checkpoint, selection: Selection, per_rank: bool = False) -> list[MeasuredPart]:
     """Make parts of the selected tensors: whole tensors, or one part per rank."""
-    chosen = tensors_chosen(ck, selection)
-    wholes = [MeasuredPart(entry.name, entry.section, entry.value, kind=entry.kind) for entry in chosen]
+    wholes = [MeasuredPart.of(entry) for entry in tensors_chosen(ck, selection)]
     return [part for whole in wholes for part in of_each_rank(whole)] if per_rank else wholes
 
 
@@ -106,7 +110,7 @@ def parts_of_models(ck: Checkpoint, models: Iterable[Section]) -> list[MeasuredP
     """Make parts of the tensors of some models; of every tensor of a checkpoint without a model."""
     names = {section.name for section in models}
     entries = (e for e in tensor_entries(ck) if not names or (e.kind == "model" and e.section in names))
-    return [MeasuredPart(entry.name, entry.section, entry.value, kind=entry.kind) for entry in entries]
+    return [MeasuredPart.of(entry) for entry in entries]
 
 
 def of_each_rank(whole: MeasuredPart) -> list[MeasuredPart]:
