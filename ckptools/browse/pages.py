@@ -24,13 +24,13 @@ from ckptools.model.incidents import consequences_of, incidents_of, problems_by_
 from ckptools.model.problems import Problem, Severity
 from ckptools.model.records import to_dict
 from ckptools.model.tensor import Tensor
+from ckptools.pictures.rank_map import Grouping, RankCell, grouping, rank_cells
 from ckptools.stats.record import Stats, histogram
 from ckptools.text import KeyPath, clip_middle, count, fqn_of, is_within, moment, number, plural, printable, size
 
 if TYPE_CHECKING:
     from ckptools.keys.entries import Entry
     from ckptools.ls.record import CheckpointRow, RunFolder
-    from ckptools.pictures.rank_map import Grouping, RankCell
 
 
 MARKS: dict[Severity, Mark] = {"error": "bad", "warning": "warn", "note": "dim"}
@@ -279,8 +279,6 @@ class RankPage:
 
 def ranks(session: Session, looked: CheckpointReport, only: bool) -> RankPage:
     """Make the tab of ranks, or `only` of ranks with problems."""
-    from ckptools.pictures.rank_map import grouping, rank_cells
-
     cells = rank_cells(looked.checkpoint, [*looked.checkpoint.problems, *session.found] if session.found else None)
     ranked = sum(cell.rank is not None for cell in cells)
     how = grouping(looked.checkpoint, ranked)

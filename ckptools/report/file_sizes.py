@@ -21,6 +21,9 @@ from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.training_state.sections import measure, sections_of, storage_identity
 
+UNKNOWN = "in damaged files, outside of readable tensors"
+"""Name of bytes that may be of lost tensors or overhead."""
+
 
 class FileSize(NamedTuple):
     """A file of a checkpoint: the bytes of tensors in it, and all others (pickles, directories, padding)."""
@@ -29,9 +32,14 @@ class FileSize(NamedTuple):
     tensors: int
 
     @property
-    def overhead(self) -> int:
-        """Bytes of the file that belong to no tensor."""
+    def others(self) -> int:
+        """Bytes of the file that belong to no tensor that could be read."""
         return self.file.nbytes - self.tensors
+
+    @property
+    def overhead(self) -> int | None:
+        """Bytes of the file that belong to no tensor; None for a damaged file, where they may be of lost tensors."""
+        return self.others if self.file.is_here else None
 
 
 class SizeLine(NamedTuple):
@@ -51,9 +59,21 @@ class FileSizes(NamedTuple):
     @property
     def words(self) -> str:
         """State that the files are tensors and overhead, with bytes that add up: `2,985,940 B of files = …`."""
+        nbytes = sum(one.file.nbytes for one in self.files)
         tensors = sum(one.tensors for one in self.files)
-        overhead = sum(one.overhead for one in self.files)
-        return f"{tensors + overhead:,} B of files = {tensors:,} B of tensors + {overhead:,} B of overhead"
+        parts = [f"{tensors:,} B of tensors", f"{self.overhead:,} B of overhead"]
+        parts += [f"{self.unknown:,} B {UNKNOWN}"] if self.unknown else []
+        return f"{nbytes:,} B of files = {' + '.join(parts)}"
+
+    @property
+    def overhead(self) -> int:
+        """Bytes that belong to no tensor, of the files that are not damaged."""
+        return sum(one.overhead or 0 for one in self.files)
+
+    @property
+    def unknown(self) -> int:
+        """Bytes of damaged files outside of the tensors that could be read."""
+        return sum(one.others for one in self.files if one.overhead is None)
 
 
 def file_sizes(ck: Checkpoint) -> FileSizes | None:
@@ -79,7 +99,7 @@ def file_sizes(ck: Checkpoint) -> FileSizes | None:
         return None
     found = spans.by_file()
     files = [FileSize(f, found.pop(f.path, 0)) for f in ck.files if f.status != "missing"]
-    if found.keys() - every.keys() or any(one.overhead < 0 for one in files):
+    if found.keys() - every.keys() or any(one.others < 0 for one in files):
         return None
     sections = [SizeLine(s.name, nbytes) for s in sections_of(ck) if (nbytes := measure(s.value).nbytes)]
     whole, inside = sum(line.nbytes for line in sections), sum(one.tensors for one in files)
@@ -92,8 +112,10 @@ def file_sizes(ck: Checkpoint) -> FileSizes | None:
     own = [SizeLine(name, nbytes) for name, nbytes in further if nbytes]
     lines = [*sections, SizeLine("tensors, each once", whole, True), *own]
     lines += [SizeLine("tensors in the files", inside, True)] if own else []
-    lines.append(SizeLine("overhead: pickles, directories, padding", sum(one.overhead for one in files)))
-    return FileSizes(tuple(files), (*lines, SizeLine("files", sum(one.file.nbytes for one in files), True)))
+    sizes = FileSizes(tuple(files), ())
+    lines.append(SizeLine("overhead: pickles, directories, padding", sizes.overhead))
+    lines += [SizeLine(UNKNOWN, sizes.unknown)] if sizes.unknown else []
+    return sizes._replace(lines=(*lines, SizeLine("files", sum(one.file.nbytes for one in files), True)))
 
 
 class _Spans:

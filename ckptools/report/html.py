@@ -356,7 +356,8 @@ def _sizes(page: Page, checkpoint: Checkpoint) -> None:
     """Add a table whose lines add up to the size of the files, and a row for each file."""
     found = file_sizes(checkpoint)
     if found is None:
-        page.line("the bytes of tensors in compressed files are not known, so sizes are not added up here", "dim")
+        why = "of compressed files, and of files of unknown size, the bytes of tensors are not known"
+        page.line(f"{why}, so sizes are not added up here", "dim")
         own = {}
     else:
         lines = [
@@ -372,7 +373,8 @@ def _sizes(page: Page, checkpoint: Checkpoint) -> None:
     rows = []
     for file in checkpoint.files[:MAX_FILES]:
         one = own.get(file.path)
-        parts = (f"{one.tensors:,}", f"{one.overhead:,}") if one else ("-", "-")
+        tensors, overhead = (one.tensors, one.overhead) if one else (None, None)
+        parts = ("-" if nbytes is None else f"{nbytes:,}" for nbytes in (tensors, overhead))
         rank = "-" if file.rank is None else str(file.rank)
         rows.append((rank, file.path.name, file.status, size(file.nbytes), f"{file.nbytes:,}", *parts))
     page.table(f"files: {len(checkpoint.files)}", FILE_COLUMNS, rows, len(checkpoint.files))

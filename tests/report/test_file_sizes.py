@@ -62,6 +62,19 @@ def test_what_is_in_a_missing_file_is_subtracted(tmp_path):
     assert -lost <= absent < 0 and found.lines[-1].nbytes == whole.lines[-1].nbytes - whole.files[2].file.nbytes
 
 
+def test_bytes_of_a_damaged_file_are_no_overhead(tmp_path):
+    folder = shutil.copytree(FIXTURES / "hf-llama-safetensors-bf16" / "ckpt", tmp_path / "ckpt")
+    whole = sizes_of(folder)
+    cut = folder / "model-00002-of-00004.safetensors"
+    cut.write_bytes(cut.read_bytes()[:-300])
+    found = sizes_of(folder)
+    (damaged,) = [one for one in found.files if one.file.path == cut]
+    assert damaged.overhead is None and found.unknown == damaged.others > 0
+    assert found.overhead == whole.overhead - sum(one.others for one in whole.files if one.file.path == cut)
+    assert found.words.endswith(f" + {found.unknown:,} B in damaged files, outside of readable tensors")
+    assert sum(line.nbytes for line in found.lines if not line.total) == found.lines[-1].nbytes
+
+
 def test_of_compressed_files_no_sum_is_stated():
     ck = ckptools.open(FIXTURES / "dcp-zstd" / "ckpt", all_ranks=True)
     assert file_sizes(ck) is None
