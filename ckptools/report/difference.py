@@ -34,7 +34,7 @@ def difference_page(found: Difference, out: str = "report.html") -> str:
         drawn = heat_map(f"change of weights from {names}", cells, absolute=True).html()
         page.drawing(f"<section>{page.heading('pictures')}{drawn}</section>")
     options = quoted(["-o", out, *["--values"] * found.values_compared])
-    made = how_made(f"ckptools report {paths} {options}", moment_utc(time.time()))
+    made = how_made(f"ckptools report {paths} {options}", f"written {moment_utc(time.time())}")
     title = " and ".join(clip_middle(side.name, 24) for side in (found.a, found.b))
     return document(title, title, page.html(), {"diff": answer_json("diff", found)}, "what differs", made=made)
 

@@ -296,7 +296,7 @@ def run_page(found: RunContents, out: str = "report.html") -> str:
         page.html(),
         {"ls": answer_json("ls", run)},
         str(run.path) if str(run.path) != name else "",
-        made=how_made(command, moment_utc(found.made)),
+        made=how_made(command, f"written {moment_utc(found.made)}"),
     )
 
 
