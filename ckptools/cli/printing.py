@@ -228,7 +228,7 @@ def _newest_whole(paths: Sequence[str], how: OpeningOptions) -> str | None:
     with Progress(stage="looking into the run", noun="checkpoint") as progress:
         run = checkpoints_in(paths[0], on_found=progress.item, **of_run(how.arguments))
     steps = [row.step for row in run.rows]
-    newest = next((row for row in run.rows if row.newest_whole), None)
+    newest = run.newest
     if newest is None or run.ordered_by != "step" or None in steps or len(set(steps)) < len(steps):
         return None
     if not all(row.step_agrees for row in run.rows) or any(order_notes(run.rows, run.ordered_by)):

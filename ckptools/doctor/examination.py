@@ -185,7 +185,7 @@ class _Examination:
         rows = self.run.rows if self.run is not None and self._is_run else ()
         if not rows or not is_wrong(rows[0]) or (rows[0].format and self._is_mine(path_of(rows[0].path))):
             return opened
-        save, newest = rows[0], next((row for row in rows if row.newest_whole), None)
+        save, newest = rows[0], self.run.newest if self.run is not None else None
         fate = save.verdict if save.format else save.why
         whole = "none" if newest is None else newest.name if newest.step == save.step else step_or_name(newest)
         answer = f"{step_or_name(save)}: {fate}; newest whole: {whole}"
@@ -197,7 +197,7 @@ class _Examination:
             return Finding(NEWEST, None, "not judged", "no other checkpoint was looked for")
         looked = self._looked(self.run)
         trackers = [f"{tracker.name}: {tracker.problem}" for tracker in self.run.trackers if tracker.problem]
-        newest = next((row for row in self.run.rows if row.newest_whole), None)
+        newest = self.run.newest
         if newest is None:
             free = " and free of errors" if any(row.whole and row.why for row in self.run.rows) else ""
             return Finding(NEWEST, False, "none", f"{looked}: none is whole{free}")

@@ -42,7 +42,7 @@ def way_out(
     if verdict_of(ck).whole is not False:  # only its bytes are wrong, which the search of a folder does not read
         return fetch if to_fetch else None
     run = run_of(ck, how)
-    newest = next((row for row in run.rows if row.newest_whole), None) if run is not None else None
+    newest = run.newest if run is not None else None
     if newest is not None and newest.path != str(ck.path):
         comment = f"{step_or_name(newest)}: the newest whole one here"
         return NextCommand("consolidate", f"{quoted([newest.path])} -o OUT.safetensors", comment)

@@ -165,6 +165,11 @@ class RunFolder(PagedRecord):
         return Path(out)
 
     @property
+    def newest(self) -> CheckpointRow | None:
+        """The row of the newest whole checkpoint; None if none is proven to be whole."""
+        return next((row for row in self.rows if row.newest_whole), None)
+
+    @property
     def readable(self) -> bool:
         """Whether at least one checkpoint could be opened."""
         return any(row.format for row in self.rows)
@@ -221,7 +226,7 @@ MAX_DETAILS = 10
 
 def headline(run: RunFolder) -> str:
     """State the number of checkpoints, and the newest whole one."""
-    newest = next((row for row in run.rows if row.newest_whole), None)
+    newest = run.newest
     found = f"{plural(run.checkpoints, 'checkpoint')} in {printable(str(run.path))}"
     if run.newest_whole is None:
         none = "NONE IS WHOLE" + (" AND FREE OF ERRORS" if any(row.whole and row.why for row in run.rows) else "")

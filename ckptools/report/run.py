@@ -313,12 +313,8 @@ def _wrong(found: RunContents) -> str:
     return f"{plural(len(wrong), 'checkpoint')} with errors: {'; '.join(wrong[:MOST])}{more}" if wrong else ""
 
 
-def _newest_whole(run: RunFolder) -> CheckpointRow | None:
-    return next((row for row in run.rows if row.newest_whole), None)
-
-
 def _newest(run: RunFolder) -> str:
-    newest = _newest_whole(run)
+    newest = run.newest
     if newest is None:
         return "NONE IS WHOLE"
     return "newest whole: " + (newest.name if newest.step is None else f"step {newest.step}")
@@ -351,7 +347,7 @@ def _band(page: Page, found: RunContents) -> None:
         run.left_over
     )
     below += run.notes
-    newest = _newest_whole(run)
+    newest = run.newest
     commands = _commands(newest, found.parts[newest.name]) if newest else [f"ckptools doctor {quoted([str(run.path)])}"]
     lines = "".join(f"<div>{safe(line)}</div>" for line in below)
     following = "".join(f"<div>next: <code>{safe(command)}</code></div>" for command in commands)
@@ -367,7 +363,7 @@ def _commands(row: CheckpointRow, part: CheckpointPart) -> list[str]:
 def _tiles(page: Page, run: RunFolder) -> None:
     steps = [row.step for row in run.rows if row.step is not None]
     times = [seconds_of(row.saved) for row in run.rows if row.saved is not None]
-    newest = _newest_whole(run)
+    newest = run.newest
     saves = plural(len(run.left_over), "unfinished write") if run.left_over else ""
     facts = [
         ("checkpoints", str(run.checkpoints), saves),

@@ -248,7 +248,7 @@ def write_metrics(path: Path, watched: Watched, found: RunFolder, norm: float | 
 
 def _figures(watched: Watched, found: RunFolder, norm: float | None) -> Iterator[tuple[str, float]]:
     rows = list(found.rows)
-    newest = next((row for row in rows if row.newest_whole), None)
+    newest = found.newest
     yield "ckptools_checkpoints", len(rows)
     yield "ckptools_checkpoints_proven", sum(map(is_proven, rows))
     yield "ckptools_checkpoints_waiting", len(watched.waiting)

@@ -461,7 +461,7 @@ class Following:
 
     def _newest_is_proven(self, found: RunFolder) -> bool:
         """Whether the files of the newest proven checkpoint are unchanged since their checksums were verified."""
-        newest = next((row for row in found.rows if row.newest_whole), None)
+        newest = found.newest
         seen = None if newest is None else self.watcher.memory.seen.get(newest.name)
         if newest is None or seen is None or not (seen.proven and seen.deep):
             return False
