@@ -46,21 +46,26 @@ if TYPE_CHECKING:
         verify,
         watch,
     )
+    from ckptools.loading.load import Loaded, StorageReader, load, load_state_dict
 else:
     del ckptools, consolidate, diff, doctor, match, report, stats, verify, watch
 
 __all__ = [
     "Checkpoint",
     "CkptoolsError",
+    "Loaded",
     "Opaque",
     "Problem",
     "Shard",
+    "StorageReader",
     "Tensor",
     "checkpoints_in",
     "consolidate",
     "diff",
     "doctor",
+    "load",
     "load_shard",
+    "load_state_dict",
     "match",
     "offline",
     "open",
@@ -71,12 +76,20 @@ __all__ = [
 ]
 
 
+WITH_TORCH = ("Loaded", "StorageReader", "load", "load_state_dict")
+"""Public names whose module imports torch; all others are in `ckptools.api`."""
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name on first use: a command needs few of them, and starts in half the time."""
     if name not in __all__:
         raise AttributeError(f"module 'ckptools' has no attribute {name!r}")
     from ckptools import api
 
+    if name in WITH_TORCH:
+        from ckptools.loading import load as loading
+
+        return globals().setdefault(name, getattr(loading, name))
     return globals().setdefault(name, getattr(api, name))
 
 

@@ -40,6 +40,7 @@ LAYERS = (
     ("report",),
     ("api",),
     ("browse",),
+    ("loading",),
     ("training",),
     ("cli",),
     ("__init__", "__main__"),

@@ -245,6 +245,7 @@ class Picking:
     def _by_rank(self, values: Mapping[int, Any], source: KeyPath, at: KeyPath) -> list[Any]:
         """List each rank's own value; None for a rank without a value, or whose value is not written."""
         self.listed.append(source)
+        self.contents.by_rank = (*self.contents.by_rank, at)
         kept = [
             LEFT_OUT if value is NOTHING else self.copy(value, (*source, rank), (*at, rank))
             for rank, value in enumerate(self.ranks.listed(values))

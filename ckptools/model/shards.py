@@ -55,7 +55,7 @@ class Source(NamedTuple):
         return is_contiguous(self.shape, self.strides)
 
 
-Seen = Callable[[Source, bytes], None]
+Seen = Callable[[Source, bytes | memoryview], None]
 """Called with bytes that were read, and the source that begins with them."""
 
 

@@ -427,8 +427,11 @@ def _fill(out: Raw, source: Source, files: OpenFiles, seen: Seen | None) -> None
     with files.open(source.path) as file:
         for part, at in bounded(source, MAX_SPAN):
             place = _slices(Box(at, part.shape))
-            if seen is None and part.shape and part.contiguous and out[place].flags.c_contiguous:
-                file.fill(part.offset, out[place].reshape(-1).view("u1").data)
+            if part.shape and part.contiguous and out[place].flags.c_contiguous:
+                straight = out[place].reshape(-1).view("u1").data
+                file.fill(part.offset, straight)
+                if seen is not None:
+                    seen(part, straight)
             else:
                 out[place] = strided(file, part, seen)
 

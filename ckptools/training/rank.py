@@ -21,13 +21,14 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from ckptools.cluster.environment import NEEDED, restarts
+from ckptools.cluster.rank_0 import made_by_rank_0
 from ckptools.errors import RendezvousError, UsageError, WriteError
 from ckptools.text import first_line
 from ckptools.training import backends, layouts, output
 from ckptools.training.options import CreateOptions, LaunchOptions, flat, tells_step
 from ckptools.training.output import Created
 from ckptools.training.resuming import SAVED, remember, resume, to_go_on_from
-from ckptools.training.run import Run, Say, made_by_rank_0, of_any_rank, prepare, quiet, save_full_state, train
+from ckptools.training.run import Run, Say, of_any_rank, prepare, quiet, save_full_state, train
 
 
 def say(line: str) -> None:

@@ -35,6 +35,7 @@ from torch.futures import Future
 
 from ckptools import api
 from ckptools.cluster.environment import restarts
+from ckptools.cluster.rank_0 import made_by_rank_0
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UsageError
 from ckptools.files.opening import path_of
 from ckptools.formats.open import open_checkpoint
@@ -60,7 +61,7 @@ from ckptools.training.model import (
 )
 from ckptools.training.options import FULL_STATE, OPTIMIZERS, CreateOptions
 from ckptools.training.output import opened_by
-from ckptools.training.run import Run, Say, made_by_rank_0
+from ckptools.training.run import Run, Say
 
 if TYPE_CHECKING:
     from ckptools.training_state.optimizers import Optimizer

@@ -31,7 +31,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.profiler import ProfilerActivity, profile
 
 from ckptools.cluster.environment import restarts
-from ckptools.errors import CkptoolsError
 from ckptools.text import plural
 from ckptools.training import backends, strategies
 from ckptools.training.backends import Chosen
@@ -179,20 +178,6 @@ def _mean_over_ranks(value: Tensor) -> float:
     mean = value / dist.get_world_size()
     dist.all_reduce(mean)
     return mean.item()
-
-
-def made_by_rank_0(make: Callable[[], T]) -> T:
-    """Let rank 0 make something for all ranks, or raise an error on all of them; a collective."""
-    made: list[T | CkptoolsError | OSError | None] = [None]
-    if dist.get_rank() == 0:
-        try:
-            made = [make()]
-        except (CkptoolsError, OSError) as error:  # The others wait for an answer.
-            made = [error]
-    dist.broadcast_object_list(made)
-    if isinstance(made[0], (CkptoolsError, OSError)):
-        raise made[0]
-    return cast("T", made[0])
 
 
 @contextmanager

@@ -58,6 +58,7 @@ class OutputContents:
         unsure: warnings that the source may have held more values than its tensors show.
         borrowed: tensors with regions of another checkpoint of the run by key path, with these regions.
         borrowed_from: name, step and ranks of that checkpoint.
+        by_rank: key paths of lists by rank, where ranks had values of their own.
         from_replicas: the ranks whose lost files are replaced by replicas on other ranks; None if no file is lost.
         like: the Hugging Face model that the output shall be like; None if the user named no model.
         base: the model whose weights an adapter was merged into; None if no other checkpoint has them.
@@ -78,6 +79,7 @@ class OutputContents:
     passed_over: tuple[Problem, ...] = ()
     unsure: tuple[Problem, ...] = ()
     with_record: bool = True
+    by_rank: tuple[KeyPath, ...] = ()
     from_replicas: FromReplicas | None = None
     like: Original | None = None
     base: Checkpoint | None = None

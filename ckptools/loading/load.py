@@ -1,0 +1,251 @@
+"""`load` and `load_state_dict`: a checkpoint into a model and its optimizer, or into a plain dict, in one call."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.tensor import DTensor
+
+from ckptools.cluster.rank_0 import told_by
+from ckptools.errors import CkptoolsError, ReadError, RefusedError, UsageError
+from ckptools.keys.entries import pattern
+from ckptools.loading.options import LoadOptions
+from ckptools.loading.record_checks import Compared
+from ckptools.loading.saved_state import MODEL, OPTIMIZER
+from ckptools.loading.storage_reader import StorageReader as StorageReader
+from ckptools.model.records import displayed
+from ckptools.model.tensor import Tensor as SavedTensor
+from ckptools.option import in_python, spelled
+from ckptools.text import first_few, first_line, plural, size
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+# By parameter, so that the groups of the saved and of the running optimizer may differ.
+FLATTENED = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+@displayed
+@dataclass(frozen=True)
+class Loaded:
+    """What `load` has loaded on this rank.
+
+    Attributes:
+        path: the checkpoint.
+        step: its training step; None if unknown.
+        counters: plain numbers beside model and optimizer, such as an epoch or tokens, by key.
+        tensors: number of tensors that were filled, in whole or with this rank's part.
+        nbytes: bytes of them.
+        bytes_read: bytes that this rank has read for them.
+        kept: keys that kept their values: the checkpoint does not have them.
+        not_loaded: keys of the checkpoint that `load` does not take, such as a scheduler's.
+        checksums: how many records were compared with their checksums, on rank 0; None on the others.
+        notes: what was done or assumed.
+    """
+
+    path: Path
+    step: int | None
+    counters: dict[str, int | float]
+    tensors: int
+    nbytes: int
+    bytes_read: int
+    kept: tuple[str, ...] = ()
+    not_loaded: tuple[str, ...] = ()
+    checksums: Compared | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    def _summary(self) -> str:
+        step = "" if self.step is None else f" of step {self.step}"
+        kept = f", {plural(len(self.kept), 'key')} kept" if self.kept else ""
+        return f"{plural(self.tensors, 'tensor')}{step}, {size(self.nbytes)}{kept}; {self.path}"
+
+
+@in_python
+def load(
+    model: nn.Module,
+    path: str | Path | Sequence[str | Path],
+    /,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    device: torch.device | str | None = None,
+    strict: bool = True,
+    cast: bool = False,
+    process_group: dist.ProcessGroup | None = None,
+    no_dist: bool = False,
+    **options: Unpack[LoadOptions],
+) -> Loaded:
+    """Load a checkpoint of any format and world size into a model, and into its optimizer; a collective.
+
+    The model may be plain, or spread by DDP, FSDP, FSDP2, HSDP or tensor parallelism: each rank reads only its part.
+    Parameters on the meta device are made on `device`, this rank's part alone.
+
+    Args:
+        model: the model.
+        path: as for `ckptools.open`.
+        optimizer: its optimizer, whose hyperparameters become the saved ones; None loads the model alone.
+        device: where parameters on the meta device are made; by default the device of their mesh, else the CPU.
+        strict: refuse names that only one side has.
+        cast: convert values to the dtypes of the model; otherwise other dtypes are refused.
+        process_group: the ranks that load; None for all.
+        no_dist: this process loads alone.
+        options: see `LoadOptions`; its `model` names the saved model, where there are several.
+
+    Raises:
+        NotWholeError: the checkpoint is not whole, and `allow_missing` is not given.
+        RefusedError: names or dtypes differ.
+        ReadError: a file cannot be read, has changed, or is damaged; the model may hold what was read of it.
+        UsageError: the model has buffers on the meta device that no checkpoint holds.
+    """
+    group: dict[str, Any] = {"process_group": process_group, "no_dist": no_dist}
+    reader = StorageReader(path, strict=strict, cast=cast, **group, **options)
+    if optimizer is not None and reader.state.numbered and not options.get("names"):
+        # The running optimizer knows which parameter has which number, if it lists them as the saved one did.
+        options["names"] = _parameters(get_optimizer_state_dict(model, optimizer))
+        try:
+            reader = StorageReader(path, strict=strict, cast=cast, **group, **options)
+        except RefusedError as error:
+            if reader.state.unnamed:
+                text = f"the running optimizer is not the saved one, whose parameters have numbers: {error.reason}"
+                raise (error if reader.rank else RefusedError(reader.path, text)) from None
+    _materialize(model, device, optimizer)
+    state: dict[str, Any] = {MODEL: without_second_names(get_model_state_dict(model), reader)}
+    if optimizer is not None:
+        state[OPTIMIZER] = dict(get_optimizer_state_dict(model, optimizer, options=FLATTENED))
+    _load(state, reader, **group)
+    set_model_state_dict(model, state[MODEL], options=StateDictOptions(strict=False))
+    if optimizer is not None:
+        set_optimizer_state_dict(model, optimizer, state[OPTIMIZER], options=FLATTENED)
+    return Loaded(
+        path=reader.path,
+        step=reader.step,
+        counters=dict(reader.counters),
+        tensors=reader.tensors,
+        nbytes=reader.bytes_kept,
+        bytes_read=reader.bytes_read,
+        kept=reader.kept,
+        not_loaded=reader.not_asked,
+        checksums=reader.checksums,
+        notes=tuple(reader.notes),
+    )
+
+
+def _load(state: dict[str, Any], reader: StorageReader, **group: Any) -> None:
+    """Let DCP fill a state dict; of the errors of several ranks, raise one."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process alone is meant
+            dcp_load(state, storage_reader=reader, **group)
+    except CheckpointException as error:
+        rank, (failure, _) = min(error.failures.items())
+        mine = reader.rank == rank
+        if isinstance(failure, CkptoolsError):
+            raise failure if mine else told_by(rank, failure, reader.path) from None
+        text = f"cannot be loaded here: rank {rank}: {first_line(failure)}"
+        raise ReadError(reader.path, text) from (error if mine else None)
+
+
+def _parameters(state: dict[str, Any]) -> list[str]:
+    """The names of an optimizer's parameters, in its order."""
+    return [name for group in state["param_groups"] for name in group["params"]]
+
+
+def without_second_names(state: dict[str, Any], reader: StorageReader) -> dict[str, Any]:
+    """A model's state dict without names that the checkpoint lacks, if it has another name of the same tensor."""
+    names: dict[object, list[str]] = {}
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            local = value.to_local() if isinstance(value, DTensor) else value
+            same = (local.untyped_storage()._cdata, local.storage_offset(), tuple(local.shape), local.stride())
+            names.setdefault(same, []).append(name)
+    gone = {
+        name
+        for tied in names.values()
+        if len(tied) > 1 and any(reader.has(f"{MODEL}.{one}") for one in tied)
+        for name in tied
+        if not reader.has(f"{MODEL}.{name}")
+    }
+    return {name: value for name, value in state.items() if name not in gone}
+
+
+def _materialize(model: nn.Module, device: torch.device | str | None, optimizer: torch.optim.Optimizer | None) -> None:
+    """Give parameters and buffers on the meta device memory, of each only this rank's part."""
+    on_meta = [name for name, value in _tensors_of(model) if value.is_meta]
+    if not on_meta:
+        return
+    if optimizer is not None:
+        text = "the model is on the meta device, and its optimizer would keep the parameters without values"
+        raise UsageError(None, f"{text}: load the model alone, then make the optimizer and load both")
+    saved = {name for name, _ in model.state_dict(keep_vars=True).items()}
+    lost = [name for name in on_meta if name not in saved]
+    if lost:
+        named = f"{plural(len(lost), 'buffer')} on the meta device that no checkpoint holds: {first_few(lost, 3)}"
+        raise UsageError(None, f"the model has {named}; compute them on a device first")
+
+    def made(value: Tensor) -> Tensor:
+        if not value.is_meta:
+            return value
+        where = device or (value.device_mesh.device_type if isinstance(value, DTensor) else "cpu")
+        return torch.empty_like(value, device=where)
+
+    model._apply(made)
+
+
+def _tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+
+
+@in_python
+def load_state_dict(
+    path: str | Path | Sequence[str | Path],
+    *,
+    keys: str | Iterable[str] = (),
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str = "cpu",
+    **options: Unpack[LoadOptions],
+) -> dict[str, Tensor]:
+    """Load the model of a checkpoint of any format as a plain dict of tensors, in one process.
+
+    Args:
+        path: as for `ckptools.open`.
+        keys: globs of names; none loads every tensor.
+        dtype: dtype of tensors of floating-point numbers; None keeps theirs.
+        device: where the tensors are made.
+        options: see `LoadOptions`; `model` chooses one of several models.
+
+    Raises:
+        NotWholeError: the model is not whole, and `allow_missing` is not given.
+        ReadError: a file cannot be read, or is damaged.
+        UsageError: no name matches.
+    """
+    reader = StorageReader(path, strict=False, cast=dtype is not None, no_dist=True, **options)
+    wanted = pattern((keys,) if isinstance(keys, str) else tuple(keys)) if keys else None
+    kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    found: dict[str, Any] = {}
+    for entry in reader.state.entries:
+        section, _, name = entry.flat.partition(".")
+        if section == MODEL and isinstance(entry.value, SavedTensor) and (wanted is None or wanted.fullmatch(name)):
+            own: torch.dtype = getattr(torch, entry.value.dtype)
+            into = kind if kind is not None and own.is_floating_point else own
+            found[name] = torch.empty(entry.value.shape, dtype=into, device=device)
+    if not found:
+        which = f"{spelled('keys', keys)}: no name of its model matches" if keys else "holds no model"
+        raise UsageError(reader.path, which)
+    _load({MODEL: found}, reader, no_dist=True)
+    return found

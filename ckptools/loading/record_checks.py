@@ -1,0 +1,87 @@
+"""Compare the records that ranks read with the checksums that the files state, without reading anything twice.
+
+A rank reads only its own parts of a record. The CRC-32s of parts make that of the whole, so ranks exchange these.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from threading import Lock
+from typing import NamedTuple
+
+from ckptools.model.shards import Source
+from ckptools.tensor_io.checksums import Record, crc32, crc32_combine
+
+MOST_PIECES = 1024
+"""A record of which a rank reads more pieces than this, such as columns of a matrix, is not compared."""
+
+
+class Piece(NamedTuple):
+    """Bytes `start` to `end` of a record, and their CRC-32."""
+
+    start: int
+    end: int
+    crc: int
+
+
+Pieces = Mapping[Record, Sequence[Piece]]
+
+
+class RecordChecks:
+    """The pieces of records that one rank has read."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[Record, list[Piece]] = defaultdict(list)
+        self._lock = Lock()
+
+    def seen(self, source: Source, data: bytes | memoryview) -> None:
+        """Note bytes that were read from the first element of a source on."""
+        if not source.crc or not data:
+            return
+        record, start = Record.of(source), source.offset - source.record_span[0]
+        piece = Piece(start, start + len(data), crc32(data))
+        with self._lock:
+            self._pieces[record].append(piece)
+
+    def pieces(self) -> dict[Record, list[Piece]]:
+        """The pieces of each record, joined where one follows another."""
+        return {record: joined for record, some in self._pieces.items() if len(joined := _joined(some)) <= MOST_PIECES}
+
+
+class Compared(NamedTuple):
+    """The records that were read, as far as they state a checksum.
+
+    Attributes:
+        right: number of records that match it.
+        of: number of records that state one, of which at least a part was read.
+        damaged: records that do not match, with the CRC-32 of their bytes.
+    """
+
+    right: int
+    of: int
+    damaged: Mapping[Record, int] = {}
+
+
+def compared(of_ranks: Iterable[Pieces]) -> Compared:
+    """Compare the records of which ranks have read every byte, given the pieces of each rank."""
+    pieces: dict[Record, set[Piece]] = defaultdict(set)
+    for of_rank in of_ranks:
+        for record, some in of_rank.items():
+            pieces[record].update(some)
+    joined = {record: _joined(some) for record, some in pieces.items()}
+    found = {record: one[0].crc for record, one in joined.items() if [p[:2] for p in one] == [(0, record.nbytes)]}
+    damaged = {record: crc for record, crc in found.items() if crc != record.crc}
+    return Compared(len(found) - len(damaged), len(pieces), damaged)
+
+
+def _joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """Join pieces that follow each other; a piece that begins inside of the last one is left out."""
+    found: list[Piece] = []
+    for piece in sorted(pieces):
+        if found and piece.start == found[-1].end:
+            crc = crc32_combine(found[-1].crc, piece.crc, piece.end - piece.start)
+            found[-1] = Piece(found[-1].start, piece.end, crc)
+        elif not found or piece.start > found[-1].end:
+            found.append(piece)
+    return found
