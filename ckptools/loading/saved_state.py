@@ -74,6 +74,7 @@ class SavedState:
         without: why the checkpoint has a model here and nothing else; None if everything could be chosen.
         left_out: keys of values that are not here, with the reason.
         notes: what was done or assumed, for the user.
+        states_checksums: whether a file states the checksum of a tensor.
         stamps: size and time of each file with values.
     """
 
@@ -89,6 +90,7 @@ class SavedState:
     without: CkptoolsError | None
     left_out: Mapping[str, str]
     notes: Sequence[str]
+    states_checksums: bool
     stamps: Mapping[Path, Stamp] = field(default_factory=dict)
 
 
@@ -146,6 +148,7 @@ def _of_part(
     # Both list the same values in the same order.
     pairs = [(a, b, _value(a, contents, files)) for a, b in zip(saved, flat, strict=True)]
     entries = [Entry(a.path, fqn_of(a.path), fqn_of(b.path), value) for a, b, value in pairs]
+    extents = [entry.value.extents for entry in entries if isinstance(entry.value, Tensor)]
     namings = [optimizer.naming for optimizer in optimizers_of(whole).values()]
     return SavedState(
         path=whole.path,
@@ -160,9 +163,8 @@ def _of_part(
         without=without,
         left_out={fqn_of(path): why for path, why in contents.left_out.items()},
         notes=[*notes, *contents.notes],
-        stamps={
-            path: stamp_of(path) for path in read_paths(e.value.extents for e in entries if isinstance(e.value, Tensor))
-        },
+        states_checksums=any(one.states_any_crc for one in extents),
+        stamps={path: stamp_of(path) for path in read_paths(extents)},
     )
 
 

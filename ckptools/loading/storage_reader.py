@@ -198,7 +198,7 @@ class StorageReader(TorchStorageReader):
             failure = error
         pieces = {} if failure else checks.pieces()
         of_ranks: list[Any] = [pieces]
-        if not self._alone:
+        if not self._alone and self.state.states_checksums:
             of_ranks = [None] * self._world_size
             dist.all_gather_object(of_ranks, pieces, self._group)
         if failure:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import islice
+from operator import le
 
 import torch
 from torch import Tensor
@@ -10,7 +13,7 @@ from torch import Tensor
 from ckptools.dtypes import ITEMSIZE, NAN_BITS
 from ckptools.files.opening import OpenFiles
 from ckptools.model.extents import Extents
-from ckptools.model.regions import Box, Ints
+from ckptools.model.regions import Box
 from ckptools.model.shards import Seen, Shard
 from ckptools.model.tensor import Tensor as SavedTensor
 from ckptools.tensor_io.dcp_items import with_source
@@ -59,13 +62,15 @@ def _read(out: Raw, saved: SavedTensor, box: Box, shards: Sequence[Shard], files
 
 
 def shards_in(shards: Sequence[Shard], box: Box) -> list[Shard]:
-    """The shards that have elements of a box; those of a million ranks are compared by column."""
+    """The shards that have elements of a box; of a million, few are looked at, because they are sorted by offset."""
     if not box.sizes:
         return list(shards)
-    if isinstance(shards, Extents):
-        return [shards[n] for n, one in enumerate(zip(shards.offsets, shards.sizes, strict=True)) if _meet(*one, box)]
-    return [shard for shard in shards if _meet(*shard.box, box)]
-
-
-def _meet(offsets: Ints, sizes: Ints, box: Box) -> bool:
-    return all(o < p + m and p < o + n for o, n, p, m in zip(offsets, sizes, box.offsets, box.sizes, strict=True))
+    if not isinstance(shards, Extents):
+        return [shard for shard in shards if shard.box.intersect(box)]
+    offsets, first, end = shards.offsets, 0, len(shards)
+    if end and all(map(le, offsets, islice(offsets, 1, None))):
+        longest = max(shards.sizes)[0]
+        first = bisect_left(offsets, (box.offsets[0] - longest + 1,))
+        end = bisect_left(offsets, (box.ends[0],))
+    places = range(first, end)
+    return [shards[n] for n in places if Box(offsets[n], shards.sizes[n]).intersect(box)]

@@ -1,0 +1,195 @@
+"""Section `loading` of `make load`: checkpoints into an FSDP2 model, beside torch's own readers and the usual detours.
+
+Ranks of gloo are started once for each pair, and take turns: ours, theirs, ours, theirs. Only loading is timed, from
+the barrier before it to the barrier after it; memory is the most that a rank has resident beyond what it had before,
+over the bytes that it keeps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tools.benchmarks.measure import high_water, run, table_as_measured
+
+SIZE = {"width": 1030, "layers": 8, "vocab": 1999, "context": 8}
+"""About 1.3 GB with both moments."""
+
+LAYOUTS = ("composer", "huggingface")
+ROUNDS = 2
+
+TITLES = ("what", "ours", "theirs", "ratio", "memory ours / theirs", "bytes read / kept")
+
+PAIRS = {
+    "dcp.load of a DCP on 4 ranks beside FileSystemReader": (4, "dcp", "reader", "torch_reader"),
+    "4 FSDP1 rank files into FSDP2 on 2 ranks beside consolidate and dcp.load": (2, "composer", "reader", "detour"),
+    "safetensors into FSDP2 on 4 ranks beside HuggingFaceStorageReader": (4, "huggingface", "model", "torch_hf"),
+}
+
+
+def make(work: Path) -> None:
+    """Train with 4 ranks and save once in each layout; the ranks save the DCP themselves, as they load it."""
+    for layout in LAYOUTS:
+        if not (work / layout).exists():
+            size = [word for name, value in SIZE.items() for word in (f"--{name}", str(value))]
+            steps = ["--steps", "1", "--batch", "1", "--layout", layout]
+            run([sys.executable, "-m", "ckptools", "create", str(work / layout), *steps, *size])
+
+
+def report(work: Path) -> Iterator[str]:
+    """Yield the lines of the table."""
+    yield from table_as_measured(TITLES, (row(work, what, *of) for what, of in PAIRS.items()))
+
+
+def row(work: Path, what: str, ranks: int, layout: str, ours: str, theirs: str) -> Sequence[str]:
+    """Time one pair."""
+    started = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    words = [*started, "-m", __name__, str(work), layout, ours, theirs]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
+    turns = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[")))
+    mine, others = turns[::2], turns[1::2]
+    seconds = [statistics.median(turn["seconds"] for turn in some) for some in (mine, others)]
+    ratio = statistics.median(a["seconds"] / b["seconds"] for a, b in zip(mine, others, strict=True))
+    memory = [max(turn["memory"] for turn in some) for some in (mine, others)]
+    return (
+        what,
+        *(f"{one:.2f} s" for one in seconds),
+        f"{ratio:.2f}",
+        f"{memory[0]:.2f} / {memory[1]:.2f}",
+        f"{mine[0]['read']:.2f}",
+    )
+
+
+# -- what each rank does -----------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """One of the ranks of a pair: work, layout, ours, theirs."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+
+    warnings.simplefilter("ignore")
+    work, layout, *sides = sys.argv[1:]
+    dist.init_process_group("gloo")
+    state = state_of(with_optimizer=layout != "huggingface")
+    saved = (Path(work) / layout / ".metadata").exists()
+    dist.barrier()  # every rank has looked before one of them saves
+    if layout == "dcp" and not saved:
+        dcp.save(state, checkpoint_id=Path(work) / layout)
+    turns = [turn(WAYS[side], Path(work), layout, state) for _ in range(ROUNDS + 1) for side in sides][len(sides) :]
+    if dist.get_rank() == 0:
+        print(json.dumps(turns), flush=True)
+    dist.destroy_process_group()
+
+
+def state_of(with_optimizer: bool) -> dict[str, Any]:
+    """The state dict of an FSDP2 model and its optimizer on this rank."""
+    import torch
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from ckptools.training.model import Transformer
+    from ckptools.training.options import ModelSize
+
+    model = Transformer(ModelSize(**SIZE))
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    for block in model.blocks.values():
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    state: dict[str, Any] = {"model": get_model_state_dict(model)}
+    del state["model"]["head.weight"]  # it is tied, and safetensors have only the other name
+    if with_optimizer:
+        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+        state["optimizer"] = get_optimizer_state_dict(model, optimizer)
+    return state
+
+
+def turn(load: Callable[[Path, str, dict[str, Any]], int], work: Path, layout: str, state: dict[str, Any]) -> Any:
+    """Load once; seconds, memory and bytes read, the last two over the bytes kept."""
+    import torch.distributed as dist
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+    from torch.distributed.tensor import DTensor
+
+    tensors = [value for value in flatten_state_dict(state)[0].values() if isinstance(value, DTensor)]
+    kept = sum(tensor.to_local().nbytes for tensor in tensors)
+    for tensor in tensors:
+        tensor.to_local().fill_(7)
+    Path("/proc/self/clear_refs").write_text("5")  # proc(5): the peak of the resident memory begins anew
+    before = high_water()
+    dist.barrier()
+    started = time.perf_counter()
+    read = load(work, layout, state)
+    dist.barrier()
+    seconds = time.perf_counter() - started
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, (kept, read, (high_water() - before) / kept))
+    assert not any((tensor.to_local() == 7).all() for tensor in tensors if tensor.to_local().numel() > 100)
+    read_by_all = sum(one[1] for one in every) / sum(one[0] for one in every)
+    return {"seconds": seconds, "memory": max(one[2] for one in every), "read": read_by_all}
+
+
+def reader(work: Path, layout: str, state: dict[str, Any]) -> int:
+    """Load through ckptools."""
+    import torch.distributed.checkpoint as dcp
+
+    import ckptools
+
+    path = next((work / layout).glob("*-rank0.pt"), work / layout)
+    storage = ckptools.StorageReader(path)
+    dcp.load(state, storage_reader=storage)
+    return storage.bytes_read
+
+
+def model(work: Path, layout: str, state: dict[str, Any]) -> int:
+    """Load the model through ckptools."""
+    return reader(work, layout, state)
+
+
+def torch_reader(work: Path, layout: str, state: dict[str, Any]) -> int:
+    """Load a DCP as torch does."""
+    import torch.distributed.checkpoint as dcp
+
+    dcp.load(state, checkpoint_id=work / layout)
+    return 0
+
+
+def torch_hf(work: Path, layout: str, state: dict[str, Any]) -> int:
+    """Load safetensors as torch does."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+
+    dcp.load(state["model"], storage_reader=HuggingFaceStorageReader(path=str(work / layout)))
+    return 0
+
+
+def detour(work: Path, layout: str, state: dict[str, Any]) -> int:
+    """Write a DCP on rank 0, and load it as torch does."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+
+    import ckptools
+
+    out = work / "detour.dcp"
+    if dist.get_rank() == 0:
+        path = next((work / layout).glob("*-rank0.pt"))
+        ckptools.consolidate(path, out, layout="flat", force=True)
+    dist.barrier()
+    dcp.load(state, checkpoint_id=out)
+    return 0
+
+
+WAYS = {way.__name__: way for way in (reader, model, torch_reader, torch_hf, detour)}
+
+
+if __name__ == "__main__":
+    main()
