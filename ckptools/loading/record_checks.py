@@ -29,23 +29,26 @@ Pieces = Mapping[Record, Sequence[Piece]]
 
 
 class RecordChecks:
-    """The pieces of records that one rank has read."""
+    """The records that one rank has read, in whole or in pieces."""
 
     def __init__(self) -> None:
         self._pieces: dict[Record, list[Piece]] = defaultdict(list)
         self._lock = Lock()
+        self.right = 0
 
     def seen(self, source: Source, data: bytes | memoryview) -> None:
         """Note bytes that were read from the first element of a source on."""
         if not source.crc or not data:
             return
-        record, start = Record.of(source), source.offset - source.record_span[0]
-        piece = Piece(start, start + len(data), crc32(data))
+        found, start = crc32(data), source.offset - source.record_span[0]
         with self._lock:
-            self._pieces[record].append(piece)
+            if found == source.crc and len(data) == source.record_span[1]:
+                self.right += 1  # the usual case, in which nothing is left to do
+            else:
+                self._pieces[Record.of(source)].append(Piece(start, start + len(data), found))
 
     def pieces(self) -> dict[Record, list[Piece]]:
-        """The pieces of each record, joined where one follows another."""
+        """The pieces of each record, joined where one follows another; not of a record that was right as a whole."""
         return {record: joined for record, some in self._pieces.items() if len(joined := _joined(some)) <= MOST_PIECES}
 
 
@@ -53,8 +56,8 @@ class Compared(NamedTuple):
     """The records that were read, as far as they state a checksum.
 
     Attributes:
-        right: number of records that match it.
-        of: number of records that state one, of which at least a part was read.
+        right: number of times that a record was read in whole and matches it.
+        of: the same, and the number of records that ranks have read in parts or that do not match.
         damaged: records that do not match, with the CRC-32 of their bytes.
     """
 
@@ -63,8 +66,13 @@ class Compared(NamedTuple):
     damaged: Mapping[Record, int] = {}
 
 
-def compared(of_ranks: Iterable[Pieces]) -> Compared:
-    """Compare the records of which ranks have read every byte, given the pieces of each rank."""
+def compared(right: int, of_ranks: Iterable[Pieces]) -> Compared:
+    """Compare the records of which ranks have read every byte.
+
+    Args:
+        right: number of records that single ranks have read in whole, and that match.
+        of_ranks: the pieces of other records, for each rank.
+    """
     pieces: dict[Record, set[Piece]] = defaultdict(set)
     for of_rank in of_ranks:
         for record, some in of_rank.items():
@@ -72,7 +80,7 @@ def compared(of_ranks: Iterable[Pieces]) -> Compared:
     joined = {record: _joined(some) for record, some in pieces.items()}
     found = {record: one[0].crc for record, one in joined.items() if [p[:2] for p in one] == [(0, record.nbytes)]}
     damaged = {record: crc for record, crc in found.items() if crc != record.crc}
-    return Compared(len(found) - len(damaged), len(pieces), damaged)
+    return Compared(right + len(found) - len(damaged), right + len(pieces), damaged)
 
 
 def _joined(pieces: Iterable[Piece]) -> list[Piece]:

@@ -196,15 +196,15 @@ class StorageReader(TorchStorageReader):
             self._fill(plan, planner, checks)
         except Exception as error:  # the other ranks wait for this one's checksums
             failure = error
-        pieces = {} if failure else checks.pieces()
-        of_ranks: list[Any] = [pieces]
+        mine = (0, {}) if failure else (checks.right, checks.pieces())
+        of_ranks: list[Any] = [mine]
         if not self._alone and self.state.states_checksums:
             of_ranks = [None] * self._world_size
-            dist.all_gather_object(of_ranks, pieces, self._group)
+            dist.all_gather_object(of_ranks, mine, self._group)
         if failure:
             raise failure
         if self.rank == 0:
-            self.checksums = compared(of_ranks)
+            self.checksums = compared(sum(right for right, _ in of_ranks), [pieces for _, pieces in of_ranks])
             for record, crc in self.checksums.damaged.items():
                 raise DamagedError(record.path, self._in_record(record), record.damage(crc))
         done: Future[None] = Future()

@@ -72,5 +72,4 @@ def shards_in(shards: Sequence[Shard], box: Box) -> list[Shard]:
         longest = max(shards.sizes)[0]
         first = bisect_left(offsets, (box.offsets[0] - longest + 1,))
         end = bisect_left(offsets, (box.ends[0],))
-    places = range(first, end)
-    return [shards[n] for n in places if Box(offsets[n], shards.sizes[n]).intersect(box)]
+    return [shards[n] for n in range(first, end) if Box(offsets[n], shards.sizes[n]).intersect(box)]

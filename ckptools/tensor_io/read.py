@@ -407,7 +407,7 @@ def fill(
             fill(out, box, shards, opened, seen)
         return
     for shard in shards:
-        common = shard.box.intersect(box) if box.sizes else shard.box
+        common = shard.box.intersect(box) if box.sizes and shard.box != box else shard.box
         if common is None or not shard.was_read:
             continue
         inner, place = common.seen_from(shard.box), (*_slices(common.seen_from(box)), ...)
@@ -425,15 +425,14 @@ def _slices(box: Box) -> tuple[Any, ...]:
 def _fill(out: Raw, source: Source, files: OpenFiles, seen: Seen | None) -> None:
     """Copy the elements of a source into an array of its shape."""
     with files.open(source.path) as file:
+        if source.contiguous and out.flags.c_contiguous:
+            straight = out.reshape(-1).view("u1").data
+            file.fill(source.offset, straight)
+            if seen is not None:
+                seen(source, straight)
+            return
         for part, at in bounded(source, MAX_SPAN):
-            place = _slices(Box(at, part.shape))
-            if part.shape and part.contiguous and out[place].flags.c_contiguous:
-                straight = out[place].reshape(-1).view("u1").data
-                file.fill(part.offset, straight)
-                if seen is not None:
-                    seen(part, straight)
-            else:
-                out[place] = strided(file, part, seen)
+            out[_slices(Box(at, part.shape))] = strided(file, part, seen)
 
 
 def strided(file: File, source: Source, seen: Seen | None = None) -> Raw:
