@@ -8,7 +8,7 @@ An option of one command is a parameter of its own, whose default `option` makes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -157,6 +157,23 @@ class RunOptions(OpeningOptions):
                 word = f"--{name.replace('_', '-')}"
                 raise UsageError(None, f"{word} goes with one checkpoint; {command} looks for those of a run by itself")
         return {name: value for name, value in self.arguments.items() if name not in ONE_CHECKPOINT}
+
+
+@dataclass(frozen=True)
+class WatchedRunOptions(RunOptions):
+    """Options for opening each checkpoint of a run that is watched."""
+
+    model: str | None = option(
+        None,
+        "With --values: whose norms to compare, where there are several models: a section's name or a role (ema, "
+        "teacher, reference, critic). [default: the trained one]",
+        common=True,
+        metavar="NAME",
+    )
+
+    def of_run(self, command: str) -> dict[str, Any]:
+        """Return the arguments to open each checkpoint of a run, refusing other options for a single checkpoint."""
+        return {**RunOptions.of_run(replace(self, model=None), command), "model": self.model}
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------

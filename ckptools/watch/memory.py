@@ -32,7 +32,8 @@ ENDS = 4096
 class Seen:
     """The result for one checkpoint, valid as long as its files have this stamp.
 
-    `deep` and `values` say how it was verified; `norm` is the l2 norm of the model's tensors.
+    `deep` and `values` say how it was verified; `norm` is the l2 norm of the model's tensors, and `model` the name of
+    the model that the user gave, "" for the trained one.
     """
 
     stamp: str
@@ -42,10 +43,12 @@ class Seen:
     facts: Mapping[str, Any]
     norm: float | None = None
     drifted: bool = False
+    model: str = ""
 
-    def covers(self, deep: bool, values: bool) -> bool:
+    def covers(self, deep: bool, values: bool, model: str) -> bool:
         """Whether verifying now would read no more than before; a checkpoint with a problem is not read again."""
-        return not self.proven or (self.deep >= deep and self.values >= values)
+        same_model = not values or self.model == model
+        return not self.proven or (self.deep >= deep and self.values >= values and same_model)
 
     def on(self, row: CheckpointRow) -> CheckpointRow:
         """Return the row of the checkpoint with this result."""
@@ -65,11 +68,12 @@ def facts_of(row: CheckpointRow) -> dict[str, Any]:
 
 @dataclass
 class Good:
-    """The last proven checkpoint with measured norms: its step, and the norms of its tensors."""
+    """The last proven checkpoint with measured norms: its step, and the norms of the tensors of a model."""
 
     name: str
     step: int | None
     norms: dict[str, float] = field(default_factory=dict)
+    model: str = ""
 
 
 @dataclass

@@ -121,6 +121,9 @@ class Watcher:
     def __init__(self, folder: Path, options: WatchOptions, memory: Memory, how: Mapping[str, Any]) -> None:
         """Watch a folder; `how` are options of `ckptools.open`."""
         self.folder, self.options, self.memory, self.how = folder, options, memory, how
+        self.model: str = how.get("model") or ""
+        if memory.good is not None and memory.good.model != self.model:
+            memory.good = None  # norms of another model
         self.listing = Listing(folder, may_be_empty=True, how=how, judge=self._judge)
         self.stamps = Stamps()
         self.events: list[WatchEvent] = []
@@ -162,7 +165,7 @@ class Watcher:
         """Return the row with the result for its checkpoint: a stored one, a new one, or "being written"."""
         files, seen = self.listing.files[row.name], self.memory.seen.get(row.name)
         stamp = self.stamps.of(files)
-        if seen is not None and seen.stamp == stamp and seen.covers(self.options.deep, self.options.values):
+        if seen is not None and seen.stamp == stamp and seen.covers(self.options.deep, self.options.values, self.model):
             return seen.on(row)
         first = seen is not None or row.name not in self.memory.since
         # Wait since the last file time, or since the stamp last changed, whichever is earlier: the clock of the file
@@ -175,11 +178,11 @@ class Watcher:
         if stamp is None or left > 0:
             return self._wait(row, max(left, 0.0), first)
         made, checkpoint = self._verified(row)
-        norms = self._norms(checkpoint) if checkpoint is not None and is_proven(made) else None
+        norms, why = self._norms(checkpoint) if checkpoint is not None and is_proven(made) else (None, "")
         if self.stamps.of(files) != stamp:  # files changed while they were read
             return self._wait(row, self.options.settle, first)
         self.memory.since.pop(row.name, None)
-        self._keep(made, stamp, norms)
+        self._keep(made, stamp, norms, why)
         return made
 
     def _wait(self, row: CheckpointRow, left: float, first: bool) -> CheckpointRow:
@@ -204,10 +207,13 @@ class Watcher:
         made = verified(row, open_all, self.options.deep, self.how.get("jobs"), self.options.values)
         return made, opened[-1] if opened else None
 
-    def _norms(self, checkpoint: Checkpoint) -> dict[str, float] | None:
-        """L2 norms of the model's floating-point tensors by name; None if values are not read, or some are missing."""
+    def _norms(self, checkpoint: Checkpoint) -> tuple[dict[str, float] | None, str]:
+        """L2 norms of the model's floating-point tensors by name; None if values are not read, or some are missing.
+
+        Beside them the reason, if nothing says which model is meant.
+        """
         if not (self.options.values and sections_of_kind(checkpoint, "model")):
-            return None
+            return None, ""
         from ckptools.dtypes import is_floating
         from ckptools.stats.figures import statistics
         from ckptools.stats.passes import parts_of
@@ -216,26 +222,28 @@ class Watcher:
             found = statistics(
                 checkpoint.path, parts_of(checkpoint, EVERYTHING), False, self.how.get("jobs"), look=False
             )
+        except UsageError as error:
+            return None, f"no norm: {error.reason}"
         except CkptoolsError:
-            return None
+            return None, ""
         norms = {row.name: row.l2 for row in found.rows if is_floating(row.dtype) and row.l2 is not None}
-        return norms if found.l2 is not None else None
+        return norms if found.l2 is not None else None, ""
 
-    def _keep(self, row: CheckpointRow, stamp: str, norms: dict[str, float] | None) -> None:
+    def _keep(self, row: CheckpointRow, stamp: str, norms: dict[str, float] | None, why: str) -> None:
         """Store the result of a verification, and report it as an event, with a drift event if the norm jumps."""
         proven, norm = is_proven(row), None if norms is None else _norm(norms)
         before = self.memory.good if norms is not None and self._is_later(row) else None
         factor = norm / _norm(before.norms) if before and norm is not None and _norm(before.norms) else None
         drifts = factor is not None and not 1 / self.options.drift <= factor <= self.options.drift
-        seen = Seen(stamp, self.options.deep, self.options.values, proven, facts_of(row), norm, drifts)
+        seen = Seen(stamp, self.options.deep, self.options.values, proven, facts_of(row), norm, drifts, self.model)
         self.memory.seen[row.name] = seen
-        self._tell("proven" if proven else "problem", row, norm=norm, drift=factor)
+        self._tell("proven" if proven else "problem", row, norm=norm, drift=factor, detail=why)
         if drifts and before is not None and norms is not None:
             text = f"norm of the model {number(_norm(before.norms))} in {before.name}, {number(norm or 0.0)} here"
             changed = _most_changed(before.norms, norms)
             self._tell("drift", row, norm=norm, drift=factor, drifted=changed, detail=text)
         elif norms is not None and (before is not None or self.memory.good is None):
-            self.memory.good = Good(row.name, row.step, norms)
+            self.memory.good = Good(row.name, row.step, norms, self.model)
 
     def _is_later(self, row: CheckpointRow) -> bool:
         good = self.memory.good

@@ -198,6 +198,8 @@ MISTAKES: dict[str, str] = {
     "consolidate x -o y.pt --copies": "--copies prints the copies of a plan; add --dry-run",
     "watch x --delete": "--delete: how many checkpoints stay is not said; add --keep 3 or the like",
     "watch x --delete --keep 3": "--delete: older checkpoints go only where every byte was compared; add --deep",
+    "watch x --model ema": "--model ema says whose norms are compared; add --values",
+    "watch x --values --model all": "--model all: norms of several models are never added; name one model",
     "watch x --every 0": "--every 0.0: must be at least 0.05 seconds",
     "create x --dtensor --strategy ddp": "--dtensor goes with --strategy fsdp1, not ddp; add --strategy fsdp1",
 }

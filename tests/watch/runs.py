@@ -36,10 +36,10 @@ def flip(path: Path) -> Path:
     return path
 
 
-def watcher(run: Path, state: Path, **options: object) -> Watcher:
+def watcher(run: Path, state: Path, model: str | None = None, **options: object) -> Watcher:
     """A watch with the memory that a state file has."""
     found = location(run)
-    return Watcher(found, WatchOptions(**options), Memory.at(state, found), {})  # type: ignore[arg-type]
+    return Watcher(found, WatchOptions(**options), Memory.at(state, found), {"model": model})  # type: ignore[arg-type]
 
 
 def told(watched: object) -> list[tuple[str, int | None]]:

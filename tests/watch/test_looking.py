@@ -178,3 +178,43 @@ def test_the_state_of_another_folder_is_not_believed(run, state, tmp_path):
     watch.memory.save()
     save(tmp_path / "other", 2)
     assert "another folder" in watcher(tmp_path / "other", state).memory.note
+
+
+def with_average(run: Path, step: int, scale: float, average: float | None) -> Path:
+    """Save `step-STEP.pt` with a model and, if given, an average of its weights."""
+    content = {"model": {"w": torch.full((64,), scale)}, "step": step}
+    content |= {} if average is None else {"ema": {"w": torch.full((64,), average)}}
+    torch.save(content, run / f"step-{step}.pt")
+    return aged(run / f"step-{step}.pt")
+
+
+@pytest.mark.parametrize(("model", "norms", "events"), [
+    (None, [8, 8], ["proven", "proven"]),
+    ("ema", [16, 80], ["proven", "proven", "drift"]),
+])  # fmt: skip
+def test_norms_are_those_of_the_model_that_the_user_named(tmp_path, state, model, norms, events):
+    (run := tmp_path / "run").mkdir()
+    with_average(run, 2, 1.0, 2.0)
+    with_average(run, 4, 1.0, 10.0)
+    found = watcher(run, state, model, values=True).look()
+    assert [event.event for event in found.rows] == events
+    assert [event.norm for event in found.rows if event.event == "proven"] == pytest.approx(norms)
+
+
+def test_norms_of_one_model_are_not_compared_with_those_of_another(tmp_path, state):
+    (run := tmp_path / "run").mkdir()
+    with_average(run, 2, 1.0, 10.0)
+    first = watcher(run, state, values=True)
+    first.look()
+    first.memory.save()
+    with_average(run, 4, 1.0, 10.0)
+    found = watcher(run, state, "ema", values=True).look()
+    assert told(found) == [("proven", 2), ("proven", 4)] and [event.norm for event in found.rows] == [80, 80]
+
+
+def test_a_checkpoint_without_the_named_model_says_why_it_has_no_norm(tmp_path, state):
+    (run := tmp_path / "run").mkdir()
+    with_average(run, 2, 1.0, None)
+    (event,) = watcher(run, state, "ema", values=True).look().rows
+    assert (event.event, event.norm) == ("proven", None)
+    assert event.detail == "no norm: --model ema: no such model; it holds model"

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ckptools.cli.options import EventOptions, RunOptions
+from ckptools.cli.options import EventOptions, WatchedRunOptions
 from ckptools.cli.printing import answered_in_json, remark, say, show_answer
 from ckptools.errors import UsageError
 from ckptools.files.opening import reading
 from ckptools.text import encodable, printable
+from ckptools.training_state.models import ALL
 from ckptools.watch.run import WatchOptions
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ckptools.watch.run import Following
 
 
-def watch(folder: RunFolderPath, how: WatchOptions, *, form: EventOptions, opening: RunOptions) -> None:
+def watch(folder: RunFolderPath, how: WatchOptions, *, form: EventOptions, opening: WatchedRunOptions) -> None:
     """Verify each new checkpoint of a run, and report problems.
 
     Prints a line for each event. Verified checkpoints are remembered by size, time and digest of their files, and not
@@ -40,6 +41,10 @@ def watch(folder: RunFolderPath, how: WatchOptions, *, form: EventOptions, openi
 
     if form.table_format or (form.json and not how.once):
         raise UsageError(None, "a watch prints a line for each event: as text or with --jsonl; --json goes with --once")
+    if opening.model is not None and not how.values:
+        raise UsageError(None, f"--model {opening.model} says whose norms are compared; add --values")
+    if opening.model == ALL:
+        raise UsageError(None, "--model all: norms of several models are never added; name one model")
     wrong = False
     answered = answered_in_json(form.json, "ckptools/watch/1", "ok", [folder])
     with answered, following(folder, how, opening.of_run("watch"), say) as watching:
