@@ -380,7 +380,7 @@ def _keys_by_name(section: Section) -> list[str]:
 def _bare_names(selection: OutputContents, path: KeyPath, names: Iterable[str]) -> dict[str, str]:
     """Each of the output's names of the model at `path` without wrappers, judged by all names of that model."""
     source, new = selection.source, selection.renamed
-    here = [*sections_of_kind(source, "model"), *(model.section for model in models_of(source))]
+    here = [*(model.section for model in models_of(source)), *sections_of_kind(source, "model")]
     every = ({new.get(name, name) for name in section.value} for section in here if section.path == path)
     wanted = set(names)
     leading = ddp_prefix(next((known for known in every if known >= wanted), wanted))

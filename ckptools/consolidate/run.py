@@ -59,8 +59,8 @@ from ckptools.option import spelled
 from ckptools.rules.verdict import verdict_of
 from ckptools.tensor_io.fetch_ahead import Progress, no_progress
 from ckptools.text import few, fqn_of, plural
-from ckptools.training_state.models import ALL
-from ckptools.training_state.sections import sections_of, sections_of_kind
+from ckptools.training_state.models import put_together
+from ckptools.training_state.sections import ALL, sections_of, sections_of_kind
 
 
 def consolidate(
@@ -103,6 +103,7 @@ def consolidate(
         if options.dequantize:
             whole, unused = _decoded(whole, files, options.unchecked)
         part = adapter.part if adapter else options.only or _usual_part(whole, output.writer)
+        whole = put_together(whole) if part == "all" else whole
         _check_codes(whole, part, options)
         if adapter is not None and adapter.base is not None:
             _check_codes(adapter.base, "model", options)

@@ -57,9 +57,9 @@ from ckptools.text import (
     printable,
 )
 from ckptools.training_state.adapters import adapter_sections
-from ckptools.training_state.models import ALL, chosen_models, models_of, note_on_choice, the_models
+from ckptools.training_state.models import chosen_models, models_of, note_on_choice, the_models
 from ckptools.training_state.rank_values import NOTHING, RankValues, own_paths
-from ckptools.training_state.sections import Section, sections_of, sections_of_kind, tensors_of
+from ckptools.training_state.sections import ALL, Section, sections_of, sections_of_kind, tensors_of
 
 # -- plain values for objects of foreign classes: their attributes, or a text for an enum or a path --------------------
 # An object is plain if its pickle holds nothing but its attributes or its items: `argparse.Namespace`, dataclasses,
@@ -498,7 +498,7 @@ def select(
         contents.notes.append(donor.note())
     contents.filled = holes if holes in FILLS else ""
     # A list that is a model by name is one in the output as well, unless the output has the same tree.
-    named = ((s._replace(keys={}), (name,) if name else ()) for name, s in sections.items())
+    named = ((s._replace(keys={}, inside=None), (name,) if name else ()) for name, s in sections.items())
     as_in_tree = ((s, s.path) for s in sections_of(checkpoint) if not s.keys)
     contents.places = tuple(as_in_tree if only == "all" else named)
     contents.unsure = tuple(p for p in warnings if p.kind.lacks == "part" and p.tensor is None)

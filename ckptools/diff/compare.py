@@ -28,7 +28,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.option import spelled
 from ckptools.tensor_io.fetch_ahead import Progress, no_progress, thread_count
 from ckptools.text import shape
-from ckptools.training_state.models import models_of, with_every_model
+from ckptools.training_state.models import models_of, put_together, with_every_model
 
 Row = TypeVar("Row", TensorDifference, ValueDifference)
 
@@ -72,8 +72,10 @@ def compare(a: Checkpoint | Path, b: Checkpoint | Path, wanted: Wanted, progress
     tolerance = wanted.tolerance
     if isinstance(a, Checkpoint) and isinstance(b, Checkpoint):
         a, b = _as_only_model(a, b), _as_only_model(b, a)
+    read = [read_digest_file(s) if isinstance(s, Path) else s for s in (a, b)]
+    read = [_as_the_other(*sides) for sides in (read, read[::-1])]
     with OpenFiles() as files:
-        left, right = (read_digest_file(s) if isinstance(s, Path) else contents_of(s, files) for s in (a, b))
+        left, right = (contents_of(s, files) if isinstance(s, Checkpoint) else s for s in read)
         reading = Reading(files, thread_count(wanted.jobs), tolerance, wanted.every_byte, progress or no_progress)
         why_not = ""
         if isinstance(a, Checkpoint) and isinstance(b, Checkpoint) and wanted.as_output and is_output_of(a, b):
@@ -84,6 +86,15 @@ def compare(a: Checkpoint | Path, b: Checkpoint | Path, wanted: Wanted, progress
         found = _Comparison(left, right, wanted, reading).found()
     notes = (*found.notes, f"A was made of B; compared key by key: {why_not}") if why_not else found.notes
     return replace(found, notes=notes, seconds=opening + time.perf_counter() - started)
+
+
+def _as_the_other(side: Checkpoint | Contents, other: Checkpoint | Contents) -> Checkpoint | Contents:
+    """A side whose state dict holds several models, as one model if the other side has the names of the whole."""
+    if not isinstance(side, Checkpoint):
+        return side
+    if isinstance(other, Checkpoint):
+        return put_together(side, {str(name) for model in models_of(other) for name in model.section.value})
+    return put_together(side, {str(identity[2]) for identity in other.tensors if identity[0] == "model"})
 
 
 def _as_only_model(side: Checkpoint, other: Checkpoint) -> Checkpoint:

@@ -47,9 +47,10 @@ from ckptools.model.tree import Absent, leaf_at
 from ckptools.option import spelled
 from ckptools.tensor_io.fetch_ahead import fetched, parts_of_all
 from ckptools.text import KeyPath, few, fqn_of, plural
-from ckptools.training_state.models import chosen_models, listed_sections
+from ckptools.training_state.models import chosen_models, listed_sections, models_of
 from ckptools.training_state.optimizers import optimizers_of
 from ckptools.training_state.rank_values import is_own
+from ckptools.training_state.role_words import APART
 from ckptools.training_state.sections import Section, is_flat_optimizer, sections_of
 from ckptools.training_state.steps import COUNTERS, EPOCH_COUNTERS
 from ckptools.training_state.wrappers import ddp_prefix, without_wrappers
@@ -456,6 +457,8 @@ class _Keys:
         self.assumed = {n.names[i] for n in namings for i in n.assumed if i in n.names}
         named = grouped((e for e in entries_of(ck) if e.parameter[:1] not in ("", "?")), lambda entry: entry.section)
         self.prefixes = {section: ddp_prefix([e.parameter for e in own]) for section, own in named.items()}
+        self.of_optimizers = {s.name for s in sections_of(ck) if s.kind == "optimizer"}
+        self.apart = [f"{model.section.name}." for model in models_of(ck) if model.role in APART]
 
     def add(self) -> None:
         entries = fetched(entries_of(self.ck), lambda e: parts_of_all(e.value.found) if is_number(e.value) else [])
@@ -492,8 +495,10 @@ class _Keys:
         self.found.notes = tuple(self._notes())
 
     def _bare(self, section: str, name: str) -> str:
-        """Remove wrappers' prefixes from a fqn."""
-        return without_wrappers(name).removeprefix(self.prefixes.get(section, ""))
+        """Remove wrappers' prefixes from a fqn, and the section of a discriminator or a critic from its optimizer's."""
+        short = without_wrappers(name).removeprefix(self.prefixes.get(section, ""))
+        before = next((one for one in self.apart if short.startswith(one) and section in self.of_optimizers), "")
+        return short.removeprefix(before)
 
     def _of_entry(self, entry: Entry) -> None:
         identity = self._identity(entry)

@@ -39,7 +39,6 @@ from ckptools.model.verdict import Verdict
 from ckptools.option import spelled
 from ckptools.tensor_io.fetch_ahead import Progress, begin_stage
 from ckptools.text import few, plural, size
-from ckptools.training_state.models import note_on_choice
 from ckptools.verify.record import Verification
 from ckptools.verify.run import bytes_to_verify, verify
 
@@ -255,7 +254,7 @@ class _Examination:
         except CkptoolsError as error:
             return Finding(LOADS, False, "not known", str(error))
         facts = [f"{found.same} of {plural(found.model_names, 'name')} of {found.to} are here with their shape"]
-        facts += [note] if (note := note_on_choice(checkpoint)) else []
+        facts += [found.chosen] if found.chosen else []
         facts += [found.while_loading] if found.while_loading else []
         facts += [f"{found.apart}: from_pretrained alone converts them"] if found.apart else []
         facts += [f"not compared: {one}" for one in found.not_compared] + [row.detail for row in found.resume]

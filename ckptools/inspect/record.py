@@ -30,7 +30,7 @@ from ckptools.pickles.foreign_names import foreign_classes, foreign_problems, su
 from ckptools.rules.verdict import verdict_of
 from ckptools.text import KeyPath, count, duration, few, fqn_of, period, plural, printable, size
 from ckptools.training_state.adapters import adapter_lines
-from ckptools.training_state.models import listed_sections, role_of_model, role_words, trained_or_all
+from ckptools.training_state.models import listed_sections, models_of, role_of_model, role_words, trained_or_all
 from ckptools.training_state.modules import module_problems
 from ckptools.training_state.optimizers import Optimizer, ParamGroup, group_ids, moments_of, nested, optimizers_of
 from ckptools.training_state.sections import (
@@ -84,7 +84,8 @@ def _model(ck: Checkpoint, section: Section) -> str:
     parts += [f"{tied} tied to another"] if tied else []
     others = len(section.value) - len(tensors) if isinstance(section.value, Mapping) else 0
     parts += [f"{plural(others, 'value')} beside the tensors"] if others > 0 else []
-    parts += wrapper_words(list(map(str, section.value))) if isinstance(section.value, Mapping) else []
+    given = any(model.note for model in models_of(ck) if model.section.path == section.path)  # names not of the file
+    parts += wrapper_words(list(map(str, section.value))) if isinstance(section.value, Mapping) and not given else []
     return ", ".join(parts) + _pieces_of_one_rank(ck, section)
 
 

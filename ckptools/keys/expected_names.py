@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from ckptools.rules.verdict import verdict_of
 from ckptools.text import few
 from ckptools.torch_engine import module_shapes
 from ckptools.torch_engine.module_shapes import NamedShape, PublishedPart, StateDictShapes
-from ckptools.training_state.models import chosen_models, models_of, prefix_of, the_models
+from ckptools.training_state.models import chosen_models, models_of, prefix_of, put_together, the_models
 from ckptools.training_state.optimizers import believed
 from ckptools.training_state.sections import Section, sections_of, storage_identity
 
@@ -38,18 +38,21 @@ DTYPES = {
 """Full names of dtypes by each of their spellings."""
 
 
-def shapes_expected(to: Any, section: str = "", follow_symlinks: bool = False) -> StateDictShapes:
+def shapes_expected(
+    to: Any, section: str = "", follow_symlinks: bool = False, names: Collection[str] = ()
+) -> StateDictShapes:
     """The names and shapes that a model expects.
 
     `to` is a path or `package.module:function`; in Python also a checkpoint, an `nn.Module`, a state dict, or shapes by
-    name.
+    name. `names` are those of the models that are compared with it: if they are names of a state dict that holds
+    several models, that state dict is meant.
 
     Raises:
         ReadError: it cannot be read, or the user's code raises.
         UsageError: it has no names and shapes.
     """
     if isinstance(to, Checkpoint):
-        return _of_checkpoint(with_all_ranks(to), section, "")
+        return _of_checkpoint(put_together(with_all_ranks(to), names), section, "")
     if not isinstance(to, (str, Path)):
         return module_shapes.shapes_of(to)
     path = path_of(to)
@@ -65,7 +68,8 @@ def shapes_expected(to: Any, section: str = "", follow_symlinks: bool = False) -
         for name, value in content.items():
             found[name] = _named_shape(path, name, value, found)
         return StateDictShapes(str(path), found, ordered=True)
-    return _of_checkpoint(open_checkpoint(to, all_ranks=True, follow_symlinks=follow_symlinks), section, str(to))
+    opened = open_checkpoint(to, all_ranks=True, follow_symlinks=follow_symlinks)
+    return _of_checkpoint(put_together(opened, names), section, str(to))
 
 
 def _of_checkpoint(ck: Checkpoint, section: str, given_by: str) -> StateDictShapes:

@@ -114,6 +114,7 @@ class Match(PagedRecord):
         apart: how tensors that only `from_pretrained` can convert differ from those `load_state_dict` expects.
         like: config for `consolidate --like`, which writes the tensors as `load_state_dict` expects them.
         not_compared: names, shapes or dtypes that were not compared, a sentence each.
+        chosen: which of several models was compared, and how to choose another; "" if there is one.
     """
 
     path: str
@@ -136,6 +137,7 @@ class Match(PagedRecord):
     apart: str = ""
     like: str = ""
     not_compared: tuple[str, ...] = ()
+    chosen: str = ""
 
     @property
     def resumes(self) -> bool:

@@ -23,8 +23,9 @@ from ckptools.model.records import Rows, grouped
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import CODES
 from ckptools.rules.verdict import verdict_of
-from ckptools.text import plural, shape
+from ckptools.text import few, plural, shape
 from ckptools.torch_engine.module_shapes import Loading, NamedShape, StateDictShapes
+from ckptools.training_state.models import models_of, names_in_file, note_on_choice, put_together
 
 VOCABULARY_WORDS = ("emb", "vocab", "wte", "tok", "head", "output", "proj_out", "word")
 """Words in the names of tensors with a row for each token."""
@@ -54,8 +55,15 @@ def match(
     whole = with_all_ranks(checkpoint)
     chosen = selection or Selection()
     saved = saved_shapes(whole, chosen.section)
-    model = shapes_expected(to, chosen.section, bool(whole.options and whole.options.follow_symlinks))
+    links = bool(whole.options and whole.options.follow_symlinks)
+    model = shapes_expected(to, chosen.section, links, names_in_file(whole))
+    note = note_on_choice(whole)
+    if (together := put_together(whole, model.tensors)) is not whole:
+        held = few([one.section.name for one in models_of(whole)])
+        note = f"model: the state dict that holds {held}, as a whole"
+        whole, saved = together, saved_shapes(together)
     found = compared(replace(saved, ranks=len(whole.ranks)), model, verdict_of(whole).whole, chosen)
+    found = replace(found, chosen=note)
     config = (whole.path if whole.path.is_dir() else whole.path.parent) / "config.json"
     saved_as = model.published() if found.apart and model.published is not None and can_be_like(config) else None
     if saved_as and None not in saved_as.values():

@@ -10,8 +10,9 @@ from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Lost, scalar
 from ckptools.text import fqn_of, plural
-from ckptools.training_state.models import trained_model
-from ckptools.training_state.optimizers import Optimizer, ParamGroup, optimizers_of
+from ckptools.training_state.models import models_of, trained_model
+from ckptools.training_state.optimizers import Optimizer, ParamGroup, name_before, optimizers_of
+from ckptools.training_state.role_words import APART
 from ckptools.training_state.steps import RANKS_DIFFER, contradiction
 
 ELEMENTWISE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "exp_inf", "square_avg", "acc_delta")
@@ -66,14 +67,20 @@ def _keeps_state(group: ParamGroup) -> bool:
     return isinstance(momentum, (int, float)) and momentum != 0
 
 
+def _parameters(ck: Checkpoint) -> dict[str, Any]:
+    """The values of the trained model, and of the models that have optimizers of their own, as optimizers name them."""
+    trained = trained_model(ck)
+    models = [one.section for one in models_of(ck) if one.role in APART] + ([trained] if trained is not None else [])
+    return {name_before(model, ck) + str(name): value for model in models for name, value in model.value.items()}
+
+
 def _grouped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
     groups = [n for group in optimizer.param_groups for n in group.names]
     if not groups or any(isinstance(group.values_.get("params"), Lost) for group in optimizer.param_groups):
         return
     keys = {k if isinstance(k, str) else f"?{k}" for k in optimizer.state}
     twice = sorted({n for n in groups if groups.count(n) > 1}) if len(set(groups)) < len(groups) else []
-    trained = trained_model(ck)
-    model = trained.value if trained is not None else {}
+    model = _parameters(ck)
     for fqn in twice:
         parameter = model.get(fqn)
         if isinstance(parameter, Tensor) and not parameter.numel:
@@ -97,8 +104,7 @@ def is_lbfgs(state: Mapping[Any, Any]) -> bool:
 
 
 def _shaped(ck: Checkpoint, optimizer: Optimizer) -> Iterator[Problem]:
-    trained = trained_model(ck)
-    model = trained.value if trained is not None else {}
+    model = _parameters(ck)
     rank_of = {fqn: group.get("rank") for group in optimizer.param_groups for fqn in group.names if "rank" in group}
     for fqn, slots in optimizer.state.items():
         parameter = model.get(fqn) if isinstance(fqn, str) else None

@@ -11,24 +11,24 @@ get the names of the trained model, where only one reading is possible.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckptools.dtypes import is_floating
 from ckptools.errors import UsageError
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code
 from ckptools.model.records import Rows
+from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.option import spelled
 from ckptools.text import few, plural, printable
 from ckptools.training_state.optimizers import FITS, believed, fits, name_parameters, nested
-from ckptools.training_state.roles import TRAINED, called_model, candidates, role_of
-from ckptools.training_state.sections import Section, sections_of, sections_of_kind
-
-ALL = "all"
-"""The name that stands for every model."""
+from ckptools.training_state.role_words import TRAINED
+from ckptools.training_state.roles import called_model, candidates, role_of
+from ckptools.training_state.sections import ALL, Section, sections_of, sections_of_kind
+from ckptools.training_state.wrappers import bare_name, ddp_prefix, without_wrappers
 
 
 class Model(NamedTuple):
@@ -128,9 +128,33 @@ def listed_sections(ck: Checkpoint) -> list[Section]:
 def _beside(section: Section, named: Section) -> Iterator[Section]:
     """What a wrapper saved beside the module whose names a model got, such as `n_averaged`."""
     kept = {named.keys.get(key, key) for key in named.value}
-    for key in section.value if named.keys and not section.keys else ():
-        if key not in kept:
-            yield Section("other", f"{section.name}.{key}", section.place_of((key,)), section.value[key])
+    for key, value in section.value.items():
+        if section.keys.get(key, key) not in kept:
+            yield Section("other", f"{section.name}.{key}", section.place_of((key,)), value)
+
+
+def put_together(ck: Checkpoint, names: Collection[str] | None = None) -> Checkpoint:
+    """The checkpoint with the models inside one state dict as the one model that they are in the file.
+
+    With `names`, only if more of these are names in that state dict than names of one of its models. Where the user
+    named a model, nothing changes.
+    """
+    parts = [model.section for model in models_of(ck)]
+    inside = {section.inside for section in parts}
+    if ck.options is None or _wanted(ck) or len(inside) != 1 or None in inside:
+        return ck
+    alone = {name for section in parts for name in section.value}
+    if names is not None and len(names_in_file(ck).intersection(names)) <= len(alone.intersection(names)):
+        return ck
+    return replace(ck, options=replace(ck.options, model=ALL))
+
+
+def names_in_file(ck: Checkpoint) -> set[str]:
+    """The names of the model that the user named, else of every model, as a state dict that holds several has them."""
+    if _wanted(ck):
+        return {str(name) for section in chosen_models(ck) for name in section.value}
+    sections = [model.section for model in models_of(ck)]
+    return {str(name) for s in sections for name in (s.value if s.inside is None else s.keys.values())}
 
 
 def role_of_model(ck: Checkpoint, section: Section) -> str:
@@ -224,21 +248,38 @@ def _trained(sections: Sequence[Section]) -> tuple[Section | None, str]:
 
 
 def _with_names(ck: Checkpoint, section: Section, role: str, trained: Section | None) -> Model:
-    if section.keys:
+    """Give an average the names of the trained model, if they are the same but for wrappers.
+
+    A wrapper of the average, such as torch's `AveragedModel`, may hold a module that is wrapped or not, and so may the
+    trained model's state dict: `torch.compile`, DDP.
+    """
+    if section.keys and section.inside is None:
         return _listed(ck, section, role, trained)
-    if trained is None or section.path == trained.path:
+    if trained is None or section.path == trained.path or section.value.keys() == trained.value.keys():
         return Model(section, role)
-    known = {name: t.shape for name, t in trained.value.items() if isinstance(t, Tensor)}
-    tensors = {name: t for name, t in section.value.items() if isinstance(t, Tensor) and str(name) not in known}
-    first = next((name for name, t in tensors.items() if t.shape), "")
-    wrapper = f"{first.partition('.')[0]}."
-    inside = {name.removeprefix(wrapper): name for name in section.value if name.startswith(wrapper)}
-    beside = [t for name, t in tensors.items() if not name.startswith(wrapper)]
-    same = all(getattr(section.value[own], "shape", None) == known.get(name) for name, own in inside.items())
-    if not inside or not same or inside.keys() != known.keys() or any(t.numel > 1 for t in beside):
-        return Model(section, role)
-    value = {name: section.value[own] for name, own in inside.items()}
-    return Model(section._replace(value=value, keys=inside), role, f"without the prefix {wrapper} of its wrapper")
+    leading = ddp_prefix(trained.value)
+    known = {bare_name(name, leading): name for name in trained.value}
+    own = {without_wrappers(name): name for name in section.value}
+    first = next((name for name, key in own.items() if getattr(section.value[key], "shape", ())), "").split(".")
+    for prefix in ("", f"{first[0]}.", f"{'.'.join(first[:2])}."):
+        inside = {name.removeprefix(prefix): key for name, key in own.items() if name.startswith(prefix)}
+        taken = {known[name]: key for name, key in inside.items() if name in known}
+        beside = [section.value[key] for key in section.value.keys() - taken.values()]
+        if (
+            taken.keys() == trained.value.keys()
+            and all(_shape(section.value[key]) == _shape(trained.value[name]) for name, key in taken.items())
+            and not any(isinstance(value, Tensor) and value.numel > 1 for value in beside)
+        ):
+            value = {name: section.value[key] for name, key in taken.items()}
+            keys = {name: section.keys.get(key, key) for name, key in taken.items()}
+            plain = all(key == f"{prefix}{name}" for name, key in taken.items())
+            note = f"without the prefix {prefix} of its wrapper" if plain else f"with the names of {trained.name}"
+            return Model(section._replace(value=value, keys=keys), role, note)
+    return Model(section, role)
+
+
+def _shape(value: Any) -> Ints | None:
+    return value.shape if isinstance(value, Tensor) else None
 
 
 def _listed(ck: Checkpoint, section: Section, role: str, trained: Section | None) -> Model:

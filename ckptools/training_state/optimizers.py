@@ -14,12 +14,14 @@ from ckptools.model.facts import GivenNames, ModuleOrder
 from ckptools.model.records import Rows, displayed, to_dict
 from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
-from ckptools.model.tree import NumpyScalar, describe_for_error
+from ckptools.model.tree import NumpyScalar, describe_for_error, leaf_at
 from ckptools.option import spelled
 from ckptools.text import KeyPath, clip_middle, fqn_of, plural
-from ckptools.training_state.roles import candidates
+from ckptools.training_state.role_words import APART, NETWORKS, words_in
+from ckptools.training_state.roles import candidates, role_of
 from ckptools.training_state.sections import (
     STATE,
+    Section,
     flat_key,
     free_name,
     is_flat_optimizer,
@@ -609,15 +611,10 @@ def optimizers_of(checkpoint: Checkpoint) -> Mapping[str, Optimizer]:
 
 
 def _described(checkpoint: Checkpoint) -> dict[str, Optimizer]:
-    models = [section.value for section in candidates(sections_of(checkpoint))]
-    only = model_for_names(models, checkpoint.module_order)
     found: dict[str, Optimizer] = {}
     for section in sections_of_kind(checkpoint, "optimizer"):
         name, value = fqn_of(section.path[-1:]) or "optimizer", nested(section.value)
-        fitting = [one for one in models if fits(value, one)] if only is None else []
-        model = fitting[0] if len(fitting) == 1 else only
-        order = believed(checkpoint.module_order, model or {})
-        naming = name_with(value, model, order, checkpoint.names_given)
+        naming = _named_by(_model_of(section, checkpoint), value, checkpoint)
         state = {naming.names.get(i, i): entry for i, entry in value["state"].items()}
         groups = [
             ParamGroup(group, tuple(naming.names.get(i, f"?{i}") for i in ids))
@@ -626,6 +623,69 @@ def _described(checkpoint: Checkpoint) -> dict[str, Optimizer]:
         naming = named_when_read(naming, checkpoint.assumed_names)
         found[free_name(found, name)] = Optimizer(name, section.path, state, Rows(groups), naming)
     return found
+
+
+# -- the model of an optimizer: the trained one, or a discriminator or a critic that has an optimizer of its own -------
+
+
+def _model_of(section: Section, checkpoint: Checkpoint) -> Section | None:
+    """The model that an optimizer trains; None if there is none, or if it may be one of several.
+
+    Of several models that its states fit, it is the one of which each parameter has a state; of several such models,
+    the trained one if there is no other optimizer, else the one that shares a word with it: `netD` and `optD`.
+    """
+    sections, optimizer = sections_of(checkpoint), nested(section.value)
+    trained = candidates(sections)
+    only = model_for_names([s.value for s in trained], checkpoint.module_order)
+    fitting = [s for s in trained if only is None and fits(optimizer, s.value)]
+    usual = fitting[0] if len(fitting) == 1 else next((s for s in trained if s.value is only), None)
+    others = [s for s in sections if s.kind == "model" and s not in trained and role_of(s, sections) in APART]
+    if not (others := [s for s in others if fits(optimizer, s.value)]) or len(trained) > 1:
+        return usual
+    possible = [s for s in trained if fits(optimizer, s.value)] + others
+    count = len(optimizer["state"])
+    covered = [s for s in possible if len(_parameters(s.value, 1)[0]) == count] or possible
+    if usual in covered and len(sections_of_kind(checkpoint, "optimizer")) == 1:
+        return usual
+    words = set(words_in(section.path[-1:])) - NETWORKS
+    alike = [s for s in covered if len(covered) == 1 or words.intersection(words_in(s.path[-1:]))]
+    return alike[0] if len(alike) == 1 else None
+
+
+def name_before(section: Section, checkpoint: Checkpoint) -> str:
+    """What stands before a model's names in the state of its optimizer: "" for the model to look at and its copies.
+
+    A discriminator, a critic or a reward model has names of its own, which follow the name of its section; if the user
+    chose one of these, the names of the others do.
+    """
+    sections = sections_of(checkpoint)
+    wanted = checkpoint.options.model if checkpoint.options is not None else None
+    apart = {s.name: role for s in sections if s.kind == "model" and (role := role_of(s, sections)) in APART}
+    looked_at = [name for name, role in apart.items() if wanted in (name, role)]
+    mine = [name for name in apart if name == section.name]
+    return "" if mine == looked_at[:1] else f"{section.name}."
+
+
+def _named_by(model: Section | None, optimizer: Mapping[str, Any], checkpoint: Checkpoint) -> Naming:
+    """Name an optimizer's parameters by its model; of a model inside a state dict, also by that state dict.
+
+    Raises:
+        RefusedError: the given names do not fit.
+    """
+    order, given = checkpoint.module_order, checkpoint.names_given
+    before = "" if model is None else name_before(model, checkpoint)
+    tries = [(None if model is None else model.value, {name: before + name for name in model.value} if model else {})]
+    inner = [s for s in sections_of(checkpoint) if s.inside is not None]
+    if inner:
+        ways = {s.path: before if model is not None and s.path == model.path else f"{s.name}." for s in inner}
+        spelled = {key: ways[s.path] + name for s in inner for name, key in s.keys.items()}
+        tries.insert(0, (leaf_at(checkpoint.tree, inner[0].inside or ()), spelled))
+    if given is not None and len(tries) > 1:
+        told = {*given.shapes, *(name for names in given.listed for name in names)}
+        tries = [one for one in tries if told.intersection(one[0] or ())][:1] or tries[:1]
+    namings = [(name_with(optimizer, state, believed(order, state or {}), given), spell) for state, spell in tries]
+    naming, spelled = max(namings, key=lambda n: (sum(name in n[1] for name in n[0].names.values()), n[0].by == "fqn"))
+    return naming._replace(names={i: spelled.get(name, name) for i, name in naming.names.items()})
 
 
 # -- names from another source than the checkpoint: `--names FROM` -----------------------------------------------------

@@ -6,39 +6,10 @@ says that a model is not the trained one. The trained one itself is chosen in `m
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
-from ckptools.text import KeyPath
+from ckptools.training_state.role_words import COPY, EMA, MODEL_KEYS, NETWORKS, TRAINED, VALUED, WORDS, words_in
 from ckptools.training_state.sections import Section
-
-EMA, TRAINED = "ema", "trained"
-
-WORDS = {
-    **dict.fromkeys(("ema", "emas", "averaged", "average", "averaging", "swa", "shadow", "polyak"), EMA),
-    "teacher": "teacher",
-    **dict.fromkeys(("ref", "reference"), "reference"),
-    **dict.fromkeys(("critic", "critics"), "critic"),
-    **dict.fromkeys(("disc", "discriminator", "discriminators"), "discriminator"),
-    "target": "target",
-    "best": "best",
-    "frozen": "frozen",
-}
-"""Roles by words of a path: `model_ema`, `state_dict_ema`, `teacher`, `ref_policy`, `q_target`."""
-
-NETWORKS = frozenset(("model", "net", "network", "function", "fn", "head", "state"))
-VALUED = {"value": "critic", "reward": "reward"}
-"""Words that are a role only beside one of `NETWORKS`: `value_model`, `rewardNet`."""
-
-MODEL_KEYS = ("model", "state_dict", "model_state_dict", "module", "net", "network")
-"""Keys under which trainers save the one model that they train."""
-
-WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
-
-
-def words_in(path: KeyPath) -> list[str]:
-    """The words of a key path in lower case: `model_ema`, `modelEMA` and `model.ema` have the same."""
-    return [word.lower() for key in path if isinstance(key, str) for word in WORD.findall(key)]
 
 
 def role_of(section: Section, sections: Sequence[Section]) -> str:
@@ -46,7 +17,7 @@ def role_of(section: Section, sections: Sequence[Section]) -> str:
     layout = _in_lightning(section, sections)
     if layout:
         return layout
-    words = words_in(section.path)
+    words = words_in(section.path if section.inside is None else section.path[-1:])
     role = next((WORDS[word] for word in words if word in WORDS), "")
     if not role and words[:1] == ["callbacks"]:
         role = "callback"  # of Lightning, which saves their states beside the model's
@@ -54,6 +25,9 @@ def role_of(section: Section, sections: Sequence[Section]) -> str:
         role = next((VALUED[word] for word in words if word in VALUED), "")
     if not role and _letters(section) == ["d"] and any(_letters(s) == ["g"] for s in sections if s.kind == "model"):
         role = "discriminator"
+    if not role and section.inside is not None and any(word in WORDS for word in words_in(section.inside)):
+        elsewhere = any(s.kind == "model" and s.inside != section.inside for s in sections)
+        role = COPY if elsewhere else ""  # ema_pytorch's `online_model`
     return role or (EMA if is_averaged_model(section.value) else "")
 
 

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from math import prod
 from types import NoneType
 from typing import Any, Literal, NamedTuple
 
 from ckptools.dtypes import is_floating, short
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.records import Rows, displayed, to_dict
+from ckptools.model.regions import Ints
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import Lost, NumpyArray, Opaque, children_of, nodes_in, tensors_in
 from ckptools.text import Key, KeyPath, clip_middle, fqn_of, plural, size
+from ckptools.training_state.inner_models import models_inside, part_of
+from ckptools.training_state.role_words import MODEL_KEYS
 
 # -- count the tensors of a section: elements, bytes and dtypes, tied weights once -------------------------------------
 
@@ -174,6 +179,8 @@ class Section(NamedTuple):
 
     Attributes:
         keys: key in the tree by key of `value`, where they differ: a list of tensors is a model by name here.
+        inside: the path of the state dict that holds this model among others; the section's own path is that path and
+            the name of the module, and the keys in the tree begin with this name. None for any other section.
     """
 
     kind: SectionKind
@@ -181,17 +188,20 @@ class Section(NamedTuple):
     path: KeyPath
     value: Any
     keys: Mapping[str, Key] = {}
+    inside: KeyPath | None = None
 
     def holds(self, path: KeyPath) -> bool:
         """Whether a key path of the tree leads into this section; a model at the root has only some of its keys."""
-        n = len(self.path)
-        inside = path[:n] == self.path
+        place = self.path if self.inside is None else self.inside
+        n = len(place)
+        inside = path[:n] == place
         mine = self.keys.values() if self.keys else self.value
         return inside and (len(path) == n or not isinstance(self.value, Mapping) or path[n] in mine)
 
     def place_of(self, path: KeyPath) -> KeyPath:
         """The key path in the tree of a value of this section."""
-        return (*self.path, *(self.keys.get(key, key) for key in path[:1]), *path[1:])
+        place = self.path if self.inside is None else self.inside
+        return (*place, *(self.keys.get(key, key) for key in path[:1]), *path[1:])
 
     def to_dict(self) -> dict[str, Any]:
         """The section's name, kind and size."""
@@ -209,10 +219,19 @@ class Section(NamedTuple):
         return f"{clip_middle(self.name, 60)}: {self.kind}, {found}"
 
 
+ALL = "all"
+"""The name that stands for every model."""
+
+
 def sections_of(checkpoint: Checkpoint) -> Rows[Section]:
-    """The parts of a checkpoint: model, optimizers, schedulers, RNG and the rest, in file order."""
+    """The parts of a checkpoint: model, optimizers, schedulers, RNG and the rest, in file order.
+
+    Models inside one state dict are a section each, unless the user asked for all models.
+    """
     if "sections" not in checkpoint.worked_out:
-        checkpoint.worked_out["sections"] = Rows(find_sections(checkpoint.tree))
+        parts = find_sections(checkpoint.tree)
+        together = checkpoint.options is not None and checkpoint.options.model == ALL
+        checkpoint.worked_out["sections"] = Rows(parts if together else _divided(parts))
     found: Rows[Section] = checkpoint.worked_out["sections"]
     return found
 
@@ -264,6 +283,45 @@ def find_sections(tree: Any) -> tuple[Section, ...]:
         return (Section("model", "model", (), tree),)
     found = tuple(_sections((), tree))
     return _weights_beside_counters(tree) or found if {s.kind for s in found} == {"other"} else found
+
+
+def _divided(sections: Sequence[Section]) -> Iterator[Section]:
+    """Divide each state dict that holds several models; what is beside them becomes a section of its own.
+
+    Beside `current_model_state` of Lightning's `WeightAveraging`, a state dict is the average of everything in it.
+    """
+    if any(section.path == ("current_model_state",) for section in sections):
+        yield from sections
+        return
+    states = cache(lambda: [_shapes_of_states(s.value) for s in sections if s.kind == "optimizer"])
+    names = {s.name for s in sections}
+    for section in sections:
+        found = models_inside(section.value, states) if section.kind == "model" and not section.keys else {}
+        plain = not section.path or section.path[-1] in MODEL_KEYS
+        for child, keys in found.items():
+            name = child if plain and child not in names - {section.name} else f"{section.name}.{child}"
+            value = part_of(section.value, keys, child)
+            yield Section("model", name, (*section.path, child), value, keys, section.path)
+        mine = {key for keys in found.values() for key in keys.values()}
+        rest = {key: value for key, value in section.value.items() if key not in mine} if found else {}
+        if rest:
+            yield Section("other", "rest", section.path, rest)
+        elif not found:
+            yield section
+
+
+def _shapes_of_states(optimizer: Mapping[str, Any]) -> dict[Key, Ints]:
+    """The shape of the largest tensor in each parameter's state, by the parameter's name or number."""
+    state: dict[Key, Any] = {}
+    if is_flat_optimizer(optimizer):
+        for key, value in optimizer.items():
+            kind, fqn, slot = flat_key(key)
+            if kind == STATE:
+                state.setdefault(fqn, {})[slot] = value
+    else:
+        state = optimizer["state"]
+    tensors = {key: [t.shape for _, t in tensors_in(entry) if t.shape] for key, entry in state.items()}
+    return {key: max(shapes, key=prod) for key, shapes in tensors.items() if shapes}
 
 
 def _weights_beside_counters(tree: Any) -> tuple[Section, ...]:

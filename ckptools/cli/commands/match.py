@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ckptools.cli.options import AnswerOptions, OpeningOptions, RowOptions, SelectionOptions
-from ckptools.cli.printing import answered_in_json, arranged, opened, remark, remark_model, show_answer
+from ckptools.cli.printing import answered_in_json, arranged, opened, remark, show_answer
 from ckptools.option import option
 from ckptools.text import plural, printable
 
@@ -65,7 +65,8 @@ def match(
     show_answer(form, "match", shown, shown.rows, limit=rows.limit)
     if write_map is not None:
         _write(found, write_map)
-    remark_model(checkpoint)
+    if found.chosen:
+        remark(found.chosen)
     for line in next_lines(found, command_arguments(checkpoint), write_map):
         remark(line)
     if not found.resumes:

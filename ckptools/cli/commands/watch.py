@@ -14,7 +14,7 @@ from ckptools.cli.printing import answered_in_json, remark, say, show_answer
 from ckptools.errors import UsageError
 from ckptools.files.opening import reading
 from ckptools.text import encodable, printable
-from ckptools.training_state.models import ALL
+from ckptools.training_state.sections import ALL
 from ckptools.watch.run import WatchOptions
 
 if TYPE_CHECKING:

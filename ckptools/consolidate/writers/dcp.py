@@ -213,7 +213,8 @@ def _object_path(tree: Any, path: KeyPath) -> ObjectPath:
     found: list[str | int] = []
     for key in path:
         found.append(key if isinstance(tree, (list, tuple)) else str(key))
-        tree = tree[key]
+        # The name of a model inside one state dict is only the beginning of keys.
+        tree = tree[key] if isinstance(tree, (list, tuple)) or key in tree else {}
     return tuple(found)
 
 
