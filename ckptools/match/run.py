@@ -56,9 +56,11 @@ def match(
     chosen = selection or Selection()
     saved = saved_shapes(whole, chosen.section)
     links = bool(whole.options and whole.options.follow_symlinks)
-    model = shapes_expected(to, chosen.section, links, names_in_file(whole))
-    note = note_on_choice(whole)
-    if (together := put_together(whole, model.tensors)) is not whole:
+    named = chosen.section not in ("", "model")  # by the user: the section of one model
+    model = shapes_expected(to, chosen.section, links, () if named else names_in_file(whole))
+    note = "" if named else note_on_choice(whole)
+    together = whole if named else put_together(whole, model.tensors)
+    if together is not whole:
         held = few([one.section.name for one in models_of(whole)])
         note = f"model: the state dict that holds {held}, as a whole"
         whole, saved = together, saved_shapes(together)

@@ -104,14 +104,15 @@ def _are_copies(copies: Collection[_Child], nets: Collection[_Child]) -> bool:
 
 def _may_train(net: _Child, states: States, plain: bool) -> bool:
     """Whether an optimizer has state for parameters of this model alone; for `plain` copies its shapes do not count."""
-    if _are_names(states):
-        return _names(states) <= _names(net.keys.values())
-    return len(states) <= len(net.shapes) if plain else _fits(states, net)
+    if plain and not _are_names(states):
+        return len(states) <= len(net.shapes)
+    return _fits(states, net)
 
 
 def _fits(states: States, net: _Child) -> bool:
+    """Whether states have names of this model, as the state dict or the model alone has them, or else its shapes."""
     if _are_names(states):
-        return _names(states) <= _names(net.keys.values())
+        return any(_names(states) <= _names(names) for names in (net.keys.values(), net.keys))
     return Counter(states.values()) <= Counter(net.shapes.values())
 
 

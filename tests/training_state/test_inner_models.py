@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.optim.swa_utils import AveragedModel
 
 import ckptools
 from ckptools.training_state.models import models_of, note_on_choice
+from tests.training_state.test_averages import halved
 from tests.training_state.test_models import Net, optimizer_of, run
 from tests.truth import FIXTURES
 
@@ -115,6 +117,11 @@ def test_the_state_dict_of_the_whole_module_is_compared_as_a_whole(tmp_path, fil
         assert len(rows) > 14 and {row.verdict for row in rows} == {"same"}
     changed = next(name for name in truth(file) if name[0] in "ed")
     assert not opened(file).match({**truth(file), changed: torch.ones(7)}).loads
+
+
+def test_a_section_that_the_user_names_is_compared_alone():
+    found = opened("gan").match(opened("gan"), section="discriminator")
+    assert found.loads and found.model_names == len(truth("gan", "discriminator.")) and not found.chosen
 
 
 def test_counts_are_those_of_each_model_and_what_is_beside_is_listed():
@@ -317,3 +324,31 @@ def test_state_of_another_shape_than_the_discriminators_parameter_is_a_problem(t
     torch.save(content, tmp_path / "x.pt")
     (problem,) = ckptools.open(tmp_path / "x.pt").problems
     assert problem.code == "CK209" and problem.tensor == "netD.0.weight"
+
+
+# -- sharded runs ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["torch2.13.0-fsdp2-tp2x2-w4", "torch2.13.0-ddp-w4"])
+def test_sharded_models_inside_one_state_dict_are_joined_like_one_alone(tmp_path, name):
+    folder = tmp_path / "run"
+    shutil.copytree(FIXTURES / name, folder, ignore=shutil.ignore_patterns("truth*", "HOW.md"))
+    before = ckptools.open(folder, all_ranks=True)
+    whole = {key: value.load() for key, value in before.model.items()}
+    for path in folder.glob("*.pt"):
+        content = torch.load(path, weights_only=False)
+        key = next(iter(content))
+        model = content[key]
+        content[key] = {f"{child}.{key}": value for child in ("net", "ema") for key, value in model.items()}
+        content[key] |= {f"ema.{name}": halved(value) for name, value in model.items()}
+        torch.save(content, path)
+    ck = ckptools.open(folder, all_ranks=True)
+    assert ck.verify().ok and [m.role for m in models_of(ck)] == ["trained", "ema"]
+    assert [str(p) for p in ck.problems if p.code != "CK210"] == [str(p) for p in before.problems if p.code != "CK210"]
+    for role, change in (("trained", lambda value: value), ("ema", halved)):
+        ckptools.open(folder, all_ranks=True, model=role if role == "ema" else None).consolidate(
+            tmp_path / "o.safetensors", only="model", keep_names=True, force=True
+        )
+        found = load_file(tmp_path / "o.safetensors")
+        assert found and found.keys() <= whole.keys()
+        assert all(torch.equal(found[key], change(whole[key])) for key in found)

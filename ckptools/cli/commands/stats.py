@@ -68,7 +68,8 @@ def stats(
     answer = replace(found, rows=arranged(found.rows, rows))
     show_answer(form, "stats", answer, answer.rows, lambda a, screen: _text(a, screen, rows))
     remark(f"\n{size(found.bytes_read)} of values read in {duration(found.seconds)}, checksums not compared")
-    remark_model(checkpoint)
+    if selection.selection.section in ("", "model"):
+        remark_model(checkpoint)
     if found.incomplete:
         remark(f"why not all of it: ckptools verify {command_arguments(checkpoint) or 'FILES'}")
     if not found.tensors:
