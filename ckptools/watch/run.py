@@ -233,13 +233,17 @@ class Watcher:
         """Store the result of a verification, and report it as an event, with a drift event if the norm jumps."""
         proven, norm = is_proven(row), None if norms is None else _norm(norms)
         before = self.memory.good if norms is not None and self._is_later(row) else None
-        factor = norm / _norm(before.norms) if before and norm is not None and _norm(before.norms) else None
+        common = norms.keys() & before.norms.keys() if norms is not None and before is not None else set()
+        earlier, now = (
+            _norm({name: of[name] for name in common}) for of in (before.norms if before else {}, norms or {})
+        )
+        factor = now / earlier if earlier else None
         drifts = factor is not None and not 1 / self.options.drift <= factor <= self.options.drift
         seen = Seen(stamp, self.options.deep, self.options.values, proven, facts_of(row), norm, drifts, self.model)
         self.memory.seen[row.name] = seen
         self._tell("proven" if proven else "problem", row, norm=norm, drift=factor, detail=why)
         if drifts and before is not None and norms is not None:
-            text = f"norm of the model {number(_norm(before.norms))} in {before.name}, {number(norm or 0.0)} here"
+            text = f"norm of the model {number(earlier)} in {before.name}, {number(now)} here"
             changed = _most_changed(before.norms, norms)
             self._tell("drift", row, norm=norm, drift=factor, drifted=changed, detail=text)
         elif norms is not None and (before is not None or self.memory.good is None):

@@ -218,3 +218,12 @@ def test_a_checkpoint_without_the_named_model_says_why_it_has_no_norm(tmp_path, 
     (event,) = watcher(run, state, "ema", values=True).look().rows
     assert (event.event, event.norm) == ("proven", None)
     assert event.detail == "no norm: --model ema: no such model; it holds model"
+
+
+def test_norms_of_models_without_a_common_name_are_not_compared(tmp_path, state):
+    (run := tmp_path / "run").mkdir()
+    for step, name, scale in ((2, "generator.w", 1.0), (4, "w", 100.0)):
+        torch.save({"state_dict": {name: torch.full((64,), scale)}, "step": step}, run / f"step-{step}.pt")
+        aged(run / f"step-{step}.pt")
+    found = watcher(run, state, values=True).look()
+    assert told(found) == [("proven", 2), ("proven", 4)] and [event.drift for event in found.rows] == [None, None]
