@@ -13,7 +13,7 @@ PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 
 # What a developer needs is in groups of pyproject.toml; the first pip that knows these is 25.1.
 NEW_PIP := -m pip install --quiet --upgrade 'pip>=25.1'
-DEVELOPED := --group dev --editable '.[browse,compressed,remote]'
+DEVELOPED := --group dev --editable '.[browse,compressed,remote,yaml]'
 
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

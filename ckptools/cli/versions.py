@@ -12,7 +12,8 @@ from ckptools._version import __version__
 
 MAIN = ("torch", "numpy", "safetensors")
 OTHERS = (
-    "typer", "click", "tabulate", "isal", "zstandard", "lz4", "fsspec", "aiohttp", "huggingface_hub", "obstore",
+    "typer", "click", "tabulate", "isal", "zstandard", "lz4", "pyyaml", "fsspec", "aiohttp", "huggingface_hub",
+    "obstore",
 )  # fmt: skip
 
 

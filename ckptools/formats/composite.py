@@ -3,6 +3,7 @@
     model/  optim/                      each a DCP, safetensors, or a torch.save file of each rank
     rng/  dataloader/                   a torch.save file of each rank, with the rank in its name
     scheduler.pt  train_state.json      a file with everything
+    config.yaml  meta.json              settings and counters, in JSON or YAML
 
 Each part is opened by its own format, and stands in the tree under its own name: a key in it is prefixed with the name
 of the part. Only a part whose single key is its own name (`optim/` with `optim`) has that name once. No file lists the
@@ -40,6 +41,7 @@ from ckptools.formats import (
 from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.options import Options
 from ckptools.formats.rank_search.rank_names import parse
+from ckptools.formats.rank_search.step_names import texts_of_parts
 from ckptools.formats.recipe import (
     MODEL,
     OPTIMIZERS,
@@ -190,7 +192,11 @@ def read(path: Path, options: Options) -> Checkpoint:
         parts.add(Part((one.path.name,), one.key, one.read))
     parts.check_tree()
     with reading(path):
-        rest = sorted({p.name for p in path.iterdir()} - {part.path.name for part in found})
+        beside = sorted(set(path.iterdir()) - {part.path for part in found})
+    texts = texts_of_parts(beside)
+    for key, text_file in texts.items():
+        parts.add(Part((text_file.name,), text_file.name if key in parts.tree else key, PartsBuilder.add_file))
+    rest = sorted({entry.name for entry in beside} - {text_file.name for text_file in texts.values()})
     if rest:
         text = f"also here, of no part, and not read: {few(rest)}"
         parts.problems.append(Problem(Code.NOT_READ, text, files=tuple(rest)))

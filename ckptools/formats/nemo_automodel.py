@@ -6,7 +6,7 @@
     rng/rng_global_rank_{R}.pt          of each rank; before 0.5 `rng/rng_dp_rank_{D}.pt`
     dataloader/dataloader_dp_rank_{D}.pt    of each data-parallel rank
     {NAME}/                             a DCP of any other sharded state, such as an average of the weights
-    step_scheduler.pt, losses.json      from rank 0, as is `config.yaml`, which is not read
+    step_scheduler.pt  losses.json  config.yaml     from rank 0
     .incomplete                         present until all files are written
 
 The shards do not state the sizes of their tensors, but the optimizer's moments do, so a lost last rank is noticed, and
@@ -53,7 +53,7 @@ JOINS = ("model", "optimizer", "rest")
 MODEL, OPTIM, CONSOLIDATED = "model", "optim", "consolidated"
 HF_METADATA = ".hf_metadata"
 FQNS = "fqn_to_file_index_mapping.json"
-LOSSES = "losses.json"
+LOSSES, CONFIG = "losses.json", "config.yaml"
 INCOMPLETE = ".incomplete"
 SCHEDULER = "step_scheduler"
 STEP = re.compile(r"epoch_\d+_step_\d+")
@@ -74,7 +74,7 @@ def _root(path: Path) -> Path | None:
     of_a_part = above.name in (MODEL, OPTIM) and OF_A_PART.search(path.name)
     if of_a_part or (ranked and ranked["key"] == above.name):
         above = above.parent
-    elif path.suffix != ".pt" and path.name != LOSSES:
+    elif path.suffix != ".pt" and path.name not in (LOSSES, CONFIG):
         return None
     return above if path.is_file() and _is_step(above) else None
 
@@ -249,7 +249,7 @@ class _AutomodelFolder:
         with reading(self.folder):
             files_here = sorted(p for p in self.folder.iterdir() if p.is_file())
         for path in files_here:
-            if path.suffix == ".pt" or path.name == LOSSES:
+            if path.suffix == ".pt" or path.name in (LOSSES, CONFIG):
                 self.parts.add_file(path, path.stem)
 
     def _add_states(

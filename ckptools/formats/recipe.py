@@ -260,13 +260,13 @@ class PartsBuilder:
         return "/".join(path.parts[len(self.path.parts) :])
 
     def add_file(self, path: Path, key: str) -> None:
-        """Add the content of a torch.save, pickle or JSON file as `tree[key]`, or a problem if it cannot be read."""
+        """Add what a torch.save, pickle, JSON or YAML file holds as `tree[key]`, or a problem if it is unreadable."""
         content = self.read_file(path, key)
         if self.files[-1].status == "read":
             self.tree[key] = content
 
     def read_file(self, path: Path, key: str) -> Any:
-        """Read and list a torch.save, pickle or JSON file of a part; None, and a problem, if it cannot be read.
+        """Read and list a torch.save, pickle, JSON or YAML file of a part; None, and a problem, if it cannot be read.
 
         Raises:
             UnsafePathError: it is a link out of the checkpoint.

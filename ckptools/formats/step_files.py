@@ -29,7 +29,7 @@ from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.opening import reading
 from ckptools.formats import hugging_face, rank_files, torch_file
 from ckptools.formats.options import Options
-from ckptools.formats.rank_search.step_names import JSON, MAX_ENTRIES, MODEL, RANK, StepFile, files_of_step, parse
+from ckptools.formats.rank_search.step_names import MAX_ENTRIES, MODEL, RANK, StepFile, files_of_step, parse
 from ckptools.formats.recipe import Part, PartsBuilder, contradictions, flattened_optimizer
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import Fact
@@ -39,7 +39,7 @@ from ckptools.rules.files import missing
 from ckptools.training_state.sections import is_optimizer
 
 NAME = "step_files"
-READS = "files of one step, such as model_000010.pt, optim_000010.pt (or of each rank) and meta_000010.json"
+READS = "files of one step, such as model_000010.pt, optim_000010.pt (or of each rank) and meta_000010.json or .yaml"
 KNOWN_BY = "names that differ in model, optim, meta and the like; the number or the folder is proven to be of a step"
 BY_HAND = ("nanochat",)
 JOINS = ("model", "optimizer", "rest")
@@ -69,12 +69,12 @@ def read(path: Path, options: Options) -> Checkpoint:
     parts = PartsBuilder(NAME, path if path.is_dir() else path.parent, options)
     by_key = grouped(found, _key_of)
     for key, mine in by_key.items():
-        listed = [one.path for one in mine if one.path.suffix == JSON]
-        stored = [one.path for one in mine if one.path.suffix != JSON]
+        listed = [one.path for one in mine if one.is_text]
+        stored = [one.path for one in mine if not one.is_text]
         if stored:
             parts.add(Part((stored[0].name,), key, partial(_read_part, stored=stored)))
         for one in listed:
-            _add_json(parts, one, key)
+            _add_text(parts, one, key)
     _miss_others(parts, found)
     parts.check_tree()
     parts.problems += contradictions(parts.tree, set(by_key))
@@ -92,8 +92,8 @@ def read(path: Path, options: Options) -> Checkpoint:
 
 
 def _key_of(one: StepFile) -> str:
-    """The key of a file in the tree: its part; without a word of one, `meta` for a JSON, else `model`."""
-    return one.part or ("meta" if one.path.suffix == JSON else MODEL)
+    """The key of a file in the tree: its part; without a word of one, `meta` for JSON and YAML, else `model`."""
+    return one.part or ("meta" if one.is_text else MODEL)
 
 
 def _read_part(parts: PartsBuilder, path: Path, key: str, stored: Sequence[Path]) -> None:
@@ -118,8 +118,8 @@ def _read_part(parts: PartsBuilder, path: Path, key: str, stored: Sequence[Path]
     parts.add_checkpoint(made, "" if whole else key)
 
 
-def _add_json(parts: PartsBuilder, path: Path, key: str) -> None:
-    """Add a JSON: the param groups of a flattened optimizer, or a part of its own."""
+def _add_text(parts: PartsBuilder, path: Path, key: str) -> None:
+    """Add a JSON or YAML: the param groups of a flattened optimizer, or a part of its own."""
     present = parts.tree.get(key)
     if present is None:
         parts.add(Part((path.name,), key, PartsBuilder.add_file))
@@ -130,7 +130,7 @@ def _add_json(parts: PartsBuilder, path: Path, key: str) -> None:
     if isinstance(groups, list) and made["state"] and is_optimizer(made):
         parts.tree[key] = made
     elif content is not None:
-        parts.tree[f"{key}{JSON}"] = content
+        parts.tree[f"{key}{path.suffix}"] = content
 
 
 def _miss_others(parts: PartsBuilder, found: Sequence[StepFile]) -> None:

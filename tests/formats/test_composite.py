@@ -116,10 +116,18 @@ def test_an_optimizer_that_no_format_recognises_is_named(step):
 
 
 def test_what_belongs_to_no_part_is_named(step):
-    (step / "config.yaml").write_text("a: 1")
+    (step / "other.yaml").write_text("a: 1")
     (step / "rng" / "notes.txt").write_text("a")
     notes = of(ckptools.open(step), "note")
-    assert any("config.yaml" in text for text in notes) and any("notes.txt" in text for text in notes)
+    assert any("other.yaml" in text for text in notes) and any("notes.txt" in text for text in notes)
+
+
+def test_settings_and_counters_in_yaml_are_parts(step):
+    (step / "config.yaml").write_text("train: {steps: 9}\n")
+    (step / "meta.yml").write_text("step: 5\n")
+    ck = ckptools.open(step)
+    assert (ck.tree["config"], ck.tree["meta"]) == ({"train": {"steps": 9}}, {"step": 5})
+    assert "meta.step" in ck.step.sources
 
 
 def test_parts_of_different_steps_are_a_warning(step):

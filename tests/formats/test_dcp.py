@@ -225,6 +225,18 @@ class Mirror:
         return io.BytesIO(bytes(b ^ 0xFF for b in input.read()))
 
 
+def test_settings_and_counters_beside_it_are_shown_and_its_own_keys_come_first(tmp_path):
+    folder = save(tmp_path / "step-11")
+    (folder / "hparams.yaml").write_text("lr: 0.1\n")
+    (folder / "train_state.json").write_text('{"step": 11, "shard": 3}')
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "args.yaml").write_text("a: !!python/name:os.system x\n")
+    ck = ckptools.open(folder)
+    assert (ck.tree["hparams"], ck.tree["train"]["shard"], ck.tree["step"]) == ({"lr": 0.1}, 3, 11)
+    assert ck.whole and not {"config", "args"} & ck.tree.keys()
+    assert any("args.yaml" in problem.message for problem in ck.problems)
+
+
 def compressed(folder: Path, state: dict[str, Any] | None = None) -> Path:
     extension = pytest.importorskip("torch.distributed.checkpoint._extension", reason=f"{TORCH} has no _extensions")
     return save(folder, state, _extensions=[extension.ZStandard()])

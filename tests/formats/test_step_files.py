@@ -83,7 +83,16 @@ def with_a_flattened_optimizer(folder: Path) -> Path:
     return step
 
 
-FORMS = [of_numbers, without_a_word, in_safetensors, in_a_folder_of_the_step, with_a_flattened_optimizer]
+def with_yaml(folder: Path) -> Path:
+    model, optimizer = trained()
+    torch.save(model, folder / "weights_10.pt")
+    torch.save(optimizer, folder / "opt_10.pt")
+    (folder / "train_state_10.yaml").write_text("global_step: 10\ndata: {shard: 3}\n")
+    (folder / "training_args_10.yml").write_text("steps: 1000\nbatch: 8\n")
+    return folder / "weights_10.pt"
+
+
+FORMS = [of_numbers, without_a_word, in_safetensors, in_a_folder_of_the_step, with_a_flattened_optimizer, with_yaml]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)

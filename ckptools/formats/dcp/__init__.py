@@ -19,7 +19,10 @@ from ckptools.errors import ReadError
 from ckptools.formats.dcp.files import MAX_NAMED, dcp_folder_of, names_in
 from ckptools.formats.dcp.folder import PLANNED, Folder, read_folder, world_size_of
 from ckptools.formats.options import Options
+from ckptools.formats.rank_search.step_names import texts_of_parts
 from ckptools.formats.shared.checkpoint_builder import CheckpointBuilder
+from ckptools.formats.shared.companions import Companion, CompanionFiles
+from ckptools.formats.shared.model_config import CONFIG
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tree import describe_for_error
@@ -73,7 +76,7 @@ def read(path: Path, options: Options) -> Checkpoint:
     found = read_folder(folder, options)
     builder.add_read(found.files_read, found.bytes_read, found.names)
     builder.problems += found.problems
-    tree = _with_companion(builder, found, options)
+    tree = {**_texts_beside(builder, found, options), **_with_companion(builder, found, options)}
     builder.problems += _not_read(found)
     builder.differing += found.differing
     builder.per_rank |= found.per_rank
@@ -110,6 +113,22 @@ def _with_companion(builder: CheckpointBuilder, found: Folder, options: Options)
         text = f"{describe_for_error(both[:8])} are in {COMPANION} and in the DCP itself; the DCP's are taken"
         builder.problems.append(Problem(Code.METADATA_CONTRADICTS, text, severity="warning"))
     return found.tree | {key: value for key, value in values.items() if key not in both}
+
+
+def _texts_beside(builder: CheckpointBuilder, found: Folder, options: Options) -> dict[str, Any]:
+    """The JSON and YAML files beside `.metadata` that have the name of a part, such as `train_state.json`.
+
+    The config of a Hugging Face model is no part of the tree.
+    """
+    beside = CompanionFiles(found.path)
+    texts = texts_of_parts(found.path / name for name in names_in(found.path) - {CONFIG})
+    for key, path in texts.items():
+        options.check_link(path, found.path)
+        beside.tree[key] = beside.read(Companion(path, key, None), options)
+    builder.files += beside.files
+    builder.problems += beside.problems
+    builder.add_read(sum(file.status == "read" for file in beside.files), beside.bytes_read, [])
+    return {key: value for key, value in beside.tree.items() if value is not None}
 
 
 def _not_read(found: Folder) -> list[Problem]:

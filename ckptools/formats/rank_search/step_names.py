@@ -1,8 +1,8 @@
 """Names of files that share a step and differ in the word of their part: `model_000010.pt`, `optim_000010_rank0.pt`.
 
 A number in a name may count something else than steps, such as a rank or an epoch. So files are taken for one
-checkpoint only if their number has five digits or more, if another number in a name is a rank, if a JSON of them states
-the number as the step, or if they are alone in a folder that is named after the step.
+checkpoint only if their number has five digits or more, if another number in a name is a rank, if a JSON or YAML of
+them states the number as the step, or if they are alone in a folder that is named after the step.
 """
 
 from __future__ import annotations
@@ -14,18 +14,24 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckptools.errors import ReadError
-from ckptools.files.opening import read_json, reading, tells_others
+from ckptools.files.opening import reading, tells_others
+from ckptools.files.values import SUFFIXES as TEXTS
+from ckptools.files.values import read_values
 from ckptools.model.records import grouped
 from ckptools.training_state.steps import COUNTERS, step_in
 
-MODEL, JSON = "model", ".json"
+MODEL = "model"
 PARTS = {
     **dict.fromkeys(("model", "weights"), MODEL),
     **dict.fromkeys(("optim", "optimizer", "opt"), "optimizer"),
     **dict.fromkeys(("scheduler", "lr_scheduler", "sched"), "scheduler"),
     **dict.fromkeys(("meta", "metadata"), "meta"),
+    **dict.fromkeys(("args", "train_args", "training_args"), "args"),
     **{
-        word: word for word in ("train", "trainer", "training", "state", "rng", "ema", "scaler", "dataloader", "config")
+        word: word
+        for word in (
+            *("train", "trainer", "training", "state", "rng", "ema", "scaler", "dataloader", "config", "hparams"),
+        )
     },
 }
 """Words in names of files, each with the part that it names."""
@@ -39,7 +45,7 @@ RANK = re.compile(r"[._-]rank[._-]?(\d{1,6})(?!\d)")
 OTHER_NUMBERS = re.compile(r"-of-|world")
 """Signs of numbers that count files or ranks."""
 
-SUFFIXES = (".pt", ".pth", ".safetensors", JSON)
+SUFFIXES = (".pt", ".pth", ".safetensors", *TEXTS)
 STEP_DIGITS = 5
 """A number with as many digits counts steps: fewer may count ranks or epochs."""
 
@@ -63,9 +69,14 @@ class StepFile(NamedTuple):
     rank: int | None
 
     @property
+    def is_text(self) -> bool:
+        """Whether it is JSON or YAML."""
+        return self.path.suffix in TEXTS
+
+    @property
     def is_model(self) -> bool:
         """Whether it may be the model's file: by its word, or by no word at all."""
-        return self.part in ("", MODEL) and self.path.suffix != JSON and self.rank is None
+        return self.part in ("", MODEL) and not self.is_text and self.rank is None
 
 
 def parse(path: Path) -> StepFile | None:
@@ -134,15 +145,27 @@ def _is_of_step(folder: Path) -> bool:
 def _is_step(number: str, others: Iterable[StepFile]) -> bool:
     if len(number) >= STEP_DIGITS or any(one.rank is not None for one in others):
         return True
-    return any(int(number) in _counters(one.path) for one in others if one.path.suffix == JSON)
+    return any(int(number) in _counters(one.path) for one in others if one.is_text)
 
 
 def _counters(path: Path) -> list[object]:
-    """The numbers of steps that a JSON states."""
+    """The numbers of steps that a JSON or YAML states."""
     with suppress(ReadError):
-        content = read_json(path)
+        content = read_values(path)
         return [content.get(name) for name in COUNTERS] if isinstance(content, dict) else []
     return []
+
+
+def texts_of_parts(entries: Iterable[Path]) -> dict[str, Path]:
+    """The JSON and YAML files among the entries of a step's folder that have the name of a part: `config`, `meta`.
+
+    By the key of each in the tree; a second file of a part is keyed by its name.
+    """
+    found: dict[str, Path] = {}
+    for one in filter(None, map(parse, sorted(entries))):
+        if one.is_text and one.part and not one.shared and not one.number and one.path.is_file():
+            found[one.path.name if one.part in found else one.part] = one.path
+    return found
 
 
 def other_parts(entries: Sequence[Path]) -> set[Path]:

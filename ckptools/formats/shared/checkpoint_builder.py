@@ -253,7 +253,7 @@ def was_read(saved: Saved, rank: int | None = None, part: str = "") -> RankFile:
     return RankFile(saved.path, rank, part, "read", saved.nbytes, saved.modified)
 
 
-def file_now(path: Path, rank: int | None, part: str, status: Literal["read", "cut", "bad"]) -> RankFile:
+def file_now(path: Path, rank: int | None, part: str, status: Literal["read", "seen", "cut", "bad"]) -> RankFile:
     """The `RankFile` of a file, with its present size and time.
 
     Raises:

@@ -9,13 +9,14 @@
     sampler.bin, dl_state_dict.bin, sampler_1.bin       data loaders
     custom_checkpoint_{N}.pkl                           registered objects
     training_args.bin                                   an object of the Trainer's class: named, never made
+    training_args.yaml | config.yaml | hparams.yaml     settings, of programs around the Trainer
 
 With automatic naming Accelerate calls its folders `checkpoints/checkpoint_{N}`; N counts saves, not steps.
 An `AcceleratedScheduler` is stepped once for every process, unless batches are split, which no file records. Its
 count divided by the number of processes is taken as the training step. `step` beside Accelerate's random states counts
 how often `accumulate` was entered since the data loader began.
 
-All but the JSON are torch.save files, `.pkl` too. Source: accelerate/checkpointing.py, utils/constants.py and
+All but JSON and YAML are torch.save files, `.pkl` too. Source: accelerate/checkpointing.py, utils/constants.py and
 accelerator.py (`save_state`, `save_iteration`), transformers/trainer.py; read on files of Accelerate 1.15.
 """
 
@@ -29,10 +30,11 @@ from pathlib import Path
 from typing import Any
 
 from ckptools.errors import ReadError
-from ckptools.files.opening import File, content_of, head_of, read_json, reading
+from ckptools.files.opening import File, content_of, head_of, reading
+from ckptools.files.values import SUFFIXES, YAML, read_values
 from ckptools.files.zip_archive import MAX_PICKLE
 from ckptools.formats.options import Options
-from ckptools.formats.shared.checkpoint_builder import FileSet, archive_claims
+from ckptools.formats.shared.checkpoint_builder import FileSet, archive_claims, file_now
 from ckptools.model.facts import FILES_FOUND, Fact
 from ckptools.model.problems import Code, Problem
 from ckptools.pickles.machine import Machine, load_checked
@@ -44,6 +46,7 @@ OF_A_RANK = re.compile(r"(?:rng_state_(\d{1,5})\.pth|random_states_(\d{1,5})\.pk
 OF_ALL = re.compile(
     r"((?:optimizer|scheduler|scaler|sampler|dl_state_dict)(?:_\d{1,4})?)\.(?:pt|bin)"
     r"|(custom_checkpoint_\d{1,4})\.pkl|(training_args)\.bin|(trainer_state)\.json|(rng)_state\.pth"
+    r"|(config|hparams|training_args)\.ya?ml"
 )
 NUMBERED = re.compile(r"(optimizer|scheduler|custom_checkpoint)(?:_(\d{1,4}))?")
 """Keys of files that Accelerate numbers from 0 without a gap; the first of most kinds has no number."""
@@ -92,12 +95,15 @@ class CompanionFiles(FileSet):
         return misplaced(self.claims, sure=False)
 
     def read(self, companion: Companion, options: Options, name: str = "") -> Any:
-        """Read one companion and count its cost; None, and a problem that calls it `name`, if it is unreadable."""
+        """Read one companion and count its cost; None, and a problem that calls it `name`, if it is unreadable.
+
+        YAML that is not read is no fault: it may hold objects, and its reader may not be installed.
+        """
         path, key, rank = companion.path, companion.key, companion.rank
         try:
-            if path.suffix == ".json":
+            if path.suffix in SUFFIXES:
                 self.bytes_read += path.stat().st_size
-                tree = read_json(path)
+                tree = read_values(path)
             elif path.suffix == ".pkl" and (machine := _plain_pickle(path)) is not None:
                 self.bytes_read += len(machine.data)
                 tree = load_checked(machine, path, "pickle")
@@ -109,7 +115,12 @@ class CompanionFiles(FileSet):
                 self.bytes_read += saved.bytes_read
                 tree = saved.tree
         except ReadError as error:
-            self.add_fault(path, error, rank, key, name=name, tensor=key)
+            if path.suffix in YAML:
+                text = f"{name or path.name} {error.reason}"
+                self.problems.append(Problem(Code.NOT_READ, text, files=(path.name,)))
+                self.files.append(file_now(path, rank, key, "seen"))
+            else:
+                self.add_fault(path, error, rank, key, name=name, tensor=key)
             return None
         self.add_file(path, rank, key)
         return tree
@@ -140,9 +151,14 @@ def lacks_its_model(folder: Path) -> bool:
 
 
 def companions_in(folder: Path) -> list[Companion]:
-    """The companions in a folder, in the order of the tree. Two files of one key are keyed by their names."""
+    """The companions in a folder, in the order of the tree. Two files of one key are keyed by their names.
+
+    Settings in YAML alone make no folder of a model one of a training.
+    """
     with reading(folder):
         named = [c for c in map(_companion, sorted(folder.iterdir())) if c is not None and c.path.is_file()]
+    if all(c.path.suffix in YAML for c in named):
+        return []
     times = Counter((c.key, c.rank) for c in named)
     by_rank = {c.key for c in named if c.rank is not None}
     clear = [
@@ -163,7 +179,7 @@ def _companion(path: Path) -> Companion | None:
 
 def is_companion(path: Path) -> bool:
     """Whether a file has the name of a companion, so that it is not a checkpoint of its own."""
-    return _companion(path) is not None
+    return path.suffix not in YAML and _companion(path) is not None
 
 
 def _order(key: str) -> int:
