@@ -16,12 +16,14 @@ from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor
 from ckptools.model.tree import tensors_in
 from ckptools.rules.verdict import is_alone, verdict_of
-from ckptools.text import printable
+from ckptools.text import clip_middle, printable
+from ckptools.training_state.adapters import WRITTEN, adapters_of
 from ckptools.training_state.models import chosen_models
 from ckptools.training_state.sections import sections_of_kind
 
 NEWEST = "finds the newest whole step"
 
+MAX_BASE = 60
 MAX_FILES = 8
 """With more files on the command line than this, no command is proposed, as it would be too long."""
 
@@ -128,6 +130,8 @@ def _consolidation(ck: Checkpoint, named: str, model: list[Tensor]) -> NextComma
     tensors = model or [tensor for _, tensor in tensors_in(ck.tree) if not tensor.note]
     out = "OUT.safetensors" if model else "OUT.pt"
     named += " --model all" if model and not chosen_models(ck) else ""
+    if verdict_of(ck).whole and (of_adapter := _of_adapter(ck, named)):
+        return of_adapter
     if verdict_of(ck).whole or verdict_of(ck).recoverable:
         return NextCommand("consolidate", f"{named} -o {out}") if tensors else None
     sound = [tensor for tensor in tensors if not tensor.note]
@@ -136,6 +140,26 @@ def _consolidation(ck: Checkpoint, named: str, model: list[Tensor]) -> NextComma
     if any(can_be_nan(tensor.dtype) and any(box.numel for box in _boxes_here(ck, tensor)) for tensor in sound):
         return NextCommand("consolidate", f"{named} -o {out} --allow-missing --fill nan", "holes as NaN; lists them")
     return NextCommand("doctor", named, NEWEST)
+
+
+def _of_adapter(ck: Checkpoint, named: str) -> NextCommand | None:
+    """The command for LoRA adapters without their base: PEFT's folder of one; its merge if it is that folder already.
+
+    None if base weights are here, or no rule covers the kind of adapter.
+    """
+    adapters = adapters_of(ck)
+    if not adapters or any(one.here or one.kind not in WRITTEN for one in adapters):
+        return None
+    first = adapters[0]
+    named += f" --adapter {quoted([first.name])}" if len(adapters) > 1 else ""
+    if not first.alphas:
+        comment = "ADAPTER: an adapter_config.json that states alpha"
+        return NextCommand("consolidate", f"{named} --only lora --like ADAPTER -o OUT/", comment)
+    if first.name or ck.format != "hugging_face":
+        return NextCommand("consolidate", f"{named} --only lora -o OUT/", "as PEFT saves it")
+    base = first.stated.get("base_model_name_or_path")
+    of = f", {printable(clip_middle(base, MAX_BASE))}" if isinstance(base, str) and base else ""
+    return NextCommand("consolidate", f"{named} --merge-lora --base HF -o OUT/", f"HF: its base model{of}")
 
 
 def _boxes_here(ck: Checkpoint, tensor: Tensor) -> set[Box]:

@@ -52,6 +52,8 @@ UNKNOWN = re.compile(r"\.(?:lora_|token_adapter\.)")
 """Names of PEFT that neither pattern matches: AdaLoRA's, and those of single trained tokens."""
 
 OTHER = "another kind of LoRA"
+WRITTEN = ("LoRA", "rsLoRA", "DoRA", "rsDoRA")
+"""The kinds of adapters that `consolidate` writes and merges."""
 
 LAYER = re.compile(r"(?:^|\.)\d{1,9}\.")
 """The end of a layer's name: the first number in a module's name is the layer's."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import ckptools
@@ -89,6 +90,23 @@ def test_only_what_can_be_written_is_proposed(tree, command, tmp_path):
     torch.save(tree, tmp_path / "x.pt")
     found = proposed(tmp_path / "x.pt")
     assert found == command.format(tmp_path / "x.pt") and (not found or works(found, tmp_path))
+
+
+def test_of_an_adapter_alone_its_folder_is_proposed_and_of_that_folder_the_merge(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    of_peft = FIXTURES / "peft-adapters" / "half"
+    state = load_file(of_peft / "adapter_model.safetensors")
+    torch.save({"model": state}, tmp_path / "run.pt")
+    command = proposed("run.pt")
+    assert command == "consolidate run.pt --only lora --like ADAPTER -o OUT/"
+    assert works(command.replace("ADAPTER", str(of_peft)), tmp_path)
+    command = proposed("OUT")
+    assert command == "consolidate OUT --merge-lora --base HF -o OUT/"
+    assert works(command.replace("HF", str(of_peft.parent / "base")).replace("OUT/", "OUT.safetensors"), tmp_path)
+
+
+def test_of_an_adapter_beside_its_base_the_whole_model_is_proposed(tmp_path):
+    assert proposed(FIXTURES / "peft-lora-fsdp2" / "ckpt").endswith("-o OUT.safetensors")
 
 
 def test_a_model_that_is_not_joined_is_shown(tmp_path):
