@@ -61,7 +61,7 @@ WAYS = {
         {"quant_method": "fp8", "activation_scheme": "static"}, "fp8",
     ),
     "DeepSeek": Way(
-        {"weight": (codes, ROWS, COLUMNS, FP8), "scale": (codes, 2, 4, E8M0)}, {"quant_method": "fp8"}, "fp8",
+        {"weight": (codes, ROWS, COLUMNS, FP8), "scale": (codes, 1, 1, E8M0)}, {"quant_method": "fp8"}, "fp8",
     ),
     "float-quantized": Way(
         {"weight": (codes, ROWS, COLUMNS, FP8), "weight_scale": (numbers, ROWS, 1, torch.bfloat16)},
@@ -144,11 +144,11 @@ WAYS = {
 
 DECODED = (
     "fp8 blocks", "float-quantized", "int-quantized", "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized",
-    "gpt-oss", "gptq", "awq",
+    "gpt-oss", "gptq", "awq", "modelopt", "DeepSeek",
 )  # fmt: skip
 """The ways of which `--dequantize` writes the values, if a config states them."""
 
-WITHOUT_CONFIG = ("fp8 blocks", "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "gpt-oss")
+WITHOUT_CONFIG = ("fp8 blocks", "DeepSeek", "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized", "gpt-oss")
 """The ways of which it writes the values without a config too."""
 
 

@@ -1,11 +1,12 @@
 """The rules by which libraries decode their quantized weights: each makes a `Coding` of the parts of one weight.
 
-    fp8 blocks            codes * scale_inv, in float32                          DeepSeek, transformers
+    fp8 blocks            codes * scale_inv, in float32                          DeepSeek (`scale` in its own files)
     compressed-tensors    (codes - zero_point) * scale, in the scale's dtype     pack-, int-, float-, naive-quantized
                           codes * (scale / global_scale), in float32             nvfp4
                           codes * 2**(scale - 127), in bfloat16                  mxfp4, mxfp8
     mxfp4                 codes * 2**(scales - 127), rows and columns exchanged  gpt-oss, in transformers
-    gptq, awq             (codes - zeros) * scales, rows and columns exchanged   GPTQModel, AutoAWQ
+    gptq, awq             (codes - zeros) * scales, rows and columns exchanged   GPTQModel, AutoAWQ, AutoRound
+    nvfp4                 codes * (scale * scale_2), in float32                  ModelOpt
 
 A rule checks that the parts fit together, and refuses what the library would refuse, or what its versions decode
 differently.
@@ -15,7 +16,9 @@ Sources, all compared bit for bit with what ckptools decodes: transformers 5.24 
 `weight_dequant`: blocks of 128 x 128, of which the last may be cut); compressed-tensors 0.20.1 (compressors/,
 `unpack_from_int32`, `_dequantize`) and 0.10.2 for `g_idx`, which later versions pass over; GPTQModel 7.7
 (nn_modules/qlinear, `dequantize_weight`; utils/model.py, `convert_gptq_v1_to_v2_format_module`); AutoAWQ 0.2.9
-(awq/utils/packing_utils.py, `dequantize_gemm`).
+(awq/utils/packing_utils.py, `dequantize_gemm`); AutoRound 0.16.1 (auto_round_extension/torch/qlinear_torch.py,
+qlinear_torch_zp.py); ModelOpt 0.47 (torch/quantization/qtensor/nvfp4_tensor.py, `dequantize`). DeepSeek's own files
+(DeepSeek-V3, inference/convert.py) have `weight_scale_inv` under the name `scale`.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from ckptools.pickles.classes.codings import FLOATS, FP4, sizes_in
 from ckptools.tensor_io.numbers import decoded
 from ckptools.tensor_io.read import Read, unpacked
 from ckptools.text import shape as sizes_of
-from ckptools.training_state.quantized_weights import FP8, bits_of, compressed_weights, gptq_format
+from ckptools.training_state.quantized_weights import FP8, bits_of, compressed_weights, gptq_format, method_of
 
 DEEPSEEK_BLOCK: Ints = (128, 128)
 WORD = 32
@@ -117,11 +120,15 @@ class Parts:
 
 def fp8_blocks(parts: Parts) -> Decoded:
     """fp8 codes with a scale for each block of rows and columns, for each expert if there are three dimensions."""
-    codes, scale = parts[CODES], parts.check("scale_inv", (*FLOATS, "float8_e8m0fnu", "uint8"))
-    blocks = _blocks(codes.shape, scale.shape, [sizes_in(parts.said.get("weight_block_size"))])
+    own = "scale_inv" if "scale_inv" in parts.found else "scale"
+    codes, scale = parts[CODES], parts.check(own, (*FLOATS, "float8_e8m0fnu", "uint8"))
+    if own == "scale" and len(scale.shape) != len(codes.shape):
+        raise OtherFormError(f"its scale, {sizes_of(scale.shape)}, is not one for each block")
+    stated = sizes_in(parts.said.get("weight_block_size"))
+    blocks = _blocks(codes.shape, scale.shape, [stated or (DEEPSEEK_BLOCK if own == "scale" else None)])
     exponents = ONE if scale.dtype == "uint8" else 0
-    coding = Coding(CODES, "scale_inv", blocks, "float32", _model_dtype(parts.config), exponents=exponents)
-    return Decoded("fp8", coding, codes.shape, {CODES: codes, "scale_inv": scale})
+    coding = Coding(CODES, own, blocks, "float32", _model_dtype(parts.config), exponents=exponents)
+    return Decoded("fp8", coding, codes.shape, {CODES: codes, own: scale})
 
 
 def compressed(parts: Parts) -> Decoded:
@@ -193,6 +200,18 @@ def _packed_floats(parts: Parts) -> Decoded:
     return Decoded("nvfp4", coding._replace(scale_coding=nested), shape, found)
 
 
+def modelopt_nvfp4(parts: Parts) -> Decoded:
+    """fp4 of ModelOpt, two codes to a byte, with a scale for 16 that is multiplied with one of the whole weight."""
+    codes, scale = parts[CODES], parts.check("scale", ("float8_e4m3fn",))
+    if len(codes.shape) != 2 or scale.shape != (codes.shape[0], codes.shape[1] // 8) or codes.shape[1] % 8:
+        raise OtherFormError(f"its scales, {sizes_of(scale.shape)}, do not fit its codes, {sizes_of(codes.shape)}")
+    found = {CODES: codes, "scale": scale, "scale_2": parts.check("scale_2", ("float32",), (), (1,))}
+    nested = ScaleCoding("", "scale_2", prod(scale.shape))
+    coding = Coding(CODES, "scale", (1, 16), "float32", _model_dtype(parts.config), packing=Packing(4, -1))
+    coding = coding._replace(numbers=tuple(number or 0.0 for number in FP4), scale_coding=nested)  # no -0
+    return Decoded("nvfp4", coding, (codes.shape[0], codes.shape[1] * 2), found)
+
+
 def mxfp4_experts(parts: Parts) -> Decoded:
     """fp4 of stacked experts, [experts, rows, blocks, 16 bytes]; the weight is [experts, columns, rows].
 
@@ -238,7 +257,7 @@ def gptq(parts: Parts) -> Decoded:
         if len(order.shape) != 1 or numbers.min() < 0 or numbers.max() >= groups:
             raise OtherFormError(f"its g_idx names groups beyond its {groups}")
         coding, found = coding._replace(groups="g_idx"), {**found, "g_idx": order}
-    if gptq_format("gptq", said) == "gptq":  # not gptq_v2
+    if gptq_format(method_of(parts.config), said) == "gptq":  # not gptq_v2
         coding = coding._replace(zero_offset=1)
         if unpacked(zeros, Packing(bits, -1), Box.whole(scales.shape), parts.read).max() == (1 << bits) - 1:
             text = f"a zero point is {(1 << bits) - 1}, and 1 more does not fit {bits} bits"
@@ -263,6 +282,7 @@ def awq(parts: Parts) -> Decoded:
 RULES: Mapping[str, tuple[str, Callable[[Parts], Decoded]]] = {
     "fp8": ("transformers", fp8_blocks),
     "mxfp4": ("transformers", mxfp4_experts),
+    "modelopt": ("ModelOpt", modelopt_nvfp4),
     "compressed-tensors": ("compressed-tensors", compressed),
     "gptq": ("GPTQModel", gptq),
     "awq": ("AutoAWQ", awq),

@@ -15,7 +15,8 @@ Sources: transformers 5.24 (utils/quantization_config.py, quantizers/, integrati
 eetq.py, bitnet.py, fbgemm_fp8.py, higgs.py); compressed-tensors 0.20.1 (`compression_param_names` in compressors/);
 AutoGPTQ 0.7.1 and GPTQModel (`qlinear_*.py`: `qweight`, `qzeros`, `scales`, `g_idx`; marlin: `B`, `s`); AutoAWQ 0.2
 (`WQLinear_GEMM`); bitsandbytes 0.50.2 (`QuantState.as_dict`, `Linear8bitLt._save_to_state_dict`); NVIDIA ModelOpt
-(torch/export/quant_utils.py: `weight_scale_2`); TensorRT-LLM (layers/quantized: `weights_scaling_factor`); quanto 0.2
+(torch/export/quant_utils.py, convert_hf_config.py: `weight_scale_2`); AutoRound 0.16 (export/export_to_autoround,
+inference/convert_model.py: `packing_format`); TensorRT-LLM (layers/quantized: `weights_scaling_factor`); quanto 0.2
 (`WeightQBytesTensor.save_to_state_dict`); HQQ 0.2 (`HQQLinear.state_dict_keys`); AQLM 1.1 (`QuantizedLinear`); torchao
 0.18 (prototype/safetensors); mlx 0.20 (`nn.QuantizedLinear`); vLLM (mistral's `qscale_weight`); DeepSeek-V3
 (inference/convert.py: `scale`); QuIP# (lib/linear/quantized_linear.py: `Qidxs`); ComfyUI (`scale_weight`).
@@ -25,10 +26,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ckptools.dtypes import ITEMSIZE, is_floating, short
+from ckptools.errors import ReadError
+from ckptools.files.opening import File, is_remote
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import ModelConfig, Scheme
 from ckptools.model.problems import Code, Problem, Severity
@@ -85,6 +89,7 @@ FP8_METHODS = (
     "fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "quark", "gemma", "mxfp8", "nvfp4", "bitnet",
     "blockwise_int8", "w8a8_int8", "w8a8_fp8", "fouroversix",
 )  # fmt: skip
+AUTO_ROUND = ("auto-round", "intel/auto-round", "auto_round")
 COMPRESSED = ("*_shape", "*_zero_point", "*_g_idx", "*_global_scale")
 
 LAYOUTS = (
@@ -105,17 +110,18 @@ LAYOUTS = (
            decoded=("", "compressed-tensors")),
     Layout("compressed-tensors, marlin-24", ("compressed-tensors",), "*_packed", "scale_packed", ("meta",),
            dtypes=("int32",), bits=None),
-    Layout("nvfp4", ("modelopt", "nvfp4"), "*", "*_scale_2", ("*_scale",), ("*_scale",), ("uint8", FP4), 4),
+    Layout("nvfp4", ("modelopt", "nvfp4"), "*", "*_scale_2", ("*_scale",), ("*_scale",), ("uint8", FP4), 4,
+           decoder="modelopt", decoded=("modelopt",)),
     Layout("", FP8_METHODS, "*", "*_scale_inv", ("*_activation_scale",), decoder="fp8", decoded=("", "fp8")),
     Layout("", FP8_METHODS, "*", "*_scale", ("*_zero_point", "*_g_idx"), only_weights=True,
            decoder="compressed-tensors", decoded=("compressed-tensors",)),
-    Layout("", ("fp8",), "weight", "scale", dtypes=FP8),
+    Layout("", ("fp8",), "weight", "scale", dtypes=FP8, decoder="fp8", decoded=("", "fp8")),
     Layout("", ("fp8",), "weight", "qscale_weight", dtypes=FP8),
     Layout("", (), "weight", "scale_weight", dtypes=FP8),
     Layout("mxfp4", ("mxfp4",), "*_blocks", "*_scales", dtypes=("uint8",), bits=4, decoder="mxfp4",
            decoded=("", "mxfp4")),
-    Layout("gptq or awq", ("gptq", "awq", "auto-round", "intel/auto-round", "auto_round", "fp_quant"), "qweight",
-           "scales", ("qzeros", "g_idx"), ("qzeros",), (*WORDS, *BYTES), None, decoder="gptq", decoded=("gptq", "awq")),
+    Layout("gptq or awq", ("gptq", "awq", *AUTO_ROUND, "fp_quant"), "qweight", "scales", ("qzeros", "g_idx"),
+           ("qzeros",), (*WORDS, *BYTES), None, decoder="gptq", decoded=("gptq", "awq", *AUTO_ROUND)),
     Layout("marlin", ("marlin", "gptq"), "B", "s", ("workspace",), dtypes=("int32",), bits=None),
     Layout("eetq int8", ("eetq",), "weight", "weight_scales", dtypes=BYTES),
     Layout("quanto", ("quanto",), "*._data", "*._scale", ("*._shift", "*._zeropoint"), bits=None),
@@ -245,13 +251,26 @@ def decoder_of(weight: QuantizedWeight, node: Mapping[str, Any], config: ModelCo
         return layout.decoder if plain and known else ""
     if layout.decoder == "fp8":
         return layout.decoder if codes.dtype in FP8 else ""
+    if layout.decoder == "modelopt":
+        # Other algorithms scale the inputs of a layer too, or take its weight apart.
+        module = weight.keys[CODES][: -len(_end(weight.keys[CODES]))]
+        plain = said.get("quant_algo") in MODELOPT_NVFP4 and f"{module}pre_quant_scale" not in node
+        return layout.decoder if plain and codes.dtype == "uint8" else ""
     if layout.decoder != "gptq":
         return layout.decoder
-    return method if gptq_format(method, said) and codes.dtype == "int32" else ""
+    form = gptq_format(method, said) if codes.dtype == "int32" else ""
+    return "awq" if form == "gemm" else "gptq" if form else ""
+
+
+MODELOPT_NVFP4 = ("NVFP4", "W4A16_NVFP4")
 
 
 def gptq_format(method: str, said: Mapping[str, Any]) -> str:
     """The format of codes of GPTQ or AWQ that a config states; "" if ckptools does not decode it, as of one kernel."""
+    if method in AUTO_ROUND:
+        plain = said.get("data_type", "int") == "int" and said.get("act_bits") in (None, 16, 32)
+        plain = plain and not any(said.get(key) for key in AUTO_ROUND_MORE)
+        return AUTO_ROUND_FORMATS.get(str(said.get("packing_format")), "") if plain else ""
     keys, formats = GPTQ_FORMATS[method]
     stated = {str(said[key]).lower() for key in keys if said.get(key) is not None} or set(formats[:1])
     if method == "awq" and (said.get("zero_point") is False or said.get("backend") == "llm-awq"):
@@ -267,6 +286,17 @@ GPTQ_FORMATS = {
 
 The first format is that of configs that state none, as older versions of the libraries write them.
 """
+
+AUTO_ROUND_FORMATS = {
+    "auto_round:auto_gptq": "gptq",
+    "auto_round:gptqmodel": "gptq_v2",
+    "auto_round": "gptq_v2",
+    "auto_round:auto_awq": "gemm",
+}
+"""The format of codes by the `packing_format` that AutoRound states."""
+
+AUTO_ROUND_MORE = ("rotation_config", "rotation_configs", "spinquant_config", "super_bits")
+"""Settings of AutoRound with which a weight is more than its codes and scales."""
 
 
 # -- the marks ---------------------------------------------------------------------------------------------------------
@@ -323,7 +353,8 @@ def scheme_of(weight: QuantizedWeight, node: Mapping[str, Any], config: ModelCon
     scale = node[weight.keys[_part(layout.scales)]]
     words = layout.words or ("int8" if codes.dtype in BYTES else short(codes.dtype).replace("fp8e", "fp8 e"))
     if not layout.words and isinstance(scale, Tensor):
-        in_rows = len(scale.shape) == len(codes.shape) > 1 and (scale.shape[-1] > 1 or layout.scales == "*_scale_inv")
+        of_blocks = scale.shape[-1:] > (1,) or layout.scales in ("*_scale_inv", "scale")
+        in_rows = len(scale.shape) == len(codes.shape) > 1 and of_blocks
         words += ", one scale" if scale.numel == 1 else ", block scales" if in_rows else ", scales per channel"
     return words, ""
 
@@ -440,7 +471,26 @@ def _numel(weight: QuantizedWeight, node: Mapping[str, Any], config: ModelConfig
         bits = 0
     if bits is None:
         return None
-    return codes.numel * ITEMSIZE[codes.dtype] * 8 // bits if bits else codes.numel
+    numel = codes.numel * ITEMSIZE[codes.dtype] * 8 // bits if bits else codes.numel
+    groups = [one.get("group_size") for one in compressed_weights(config, codes.dtype)] if config is not None else []
+    in_groups = isinstance(scale, Tensor) and any(type(n) is int and scale.numel * n == numel for n in groups)
+    return numel if in_groups or "shape" not in weight.keys else _stated_numel(node[weight.keys["shape"]], numel)
+
+
+def _stated_numel(shape: Any, most: int) -> int:
+    """The number of weights by the values of `weight_shape`: a row may end inside of an integer.
+
+    `most` where the values are not at hand, such as in a store.
+    """
+    source = shape.shards[0].source if isinstance(shape, Tensor) and len(shape.shards) == 1 else None
+    if source is None or is_remote(source.path) or (source.shape, source.strides) != ((2,), (1,)):
+        return most
+    width = ITEMSIZE[source.dtype]
+    with suppress(ReadError), File(source.path) as file:
+        data = file.read(source.offset, 2 * width)
+        numel = int.from_bytes(data[:width], "little") * int.from_bytes(data[width:], "little")
+        return numel if 0 < numel <= most else most
+    return most
 
 
 def _bits_by_shape(codes: Tensor, scale: Any, zeros: Any) -> int | None:

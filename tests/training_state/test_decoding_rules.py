@@ -31,8 +31,6 @@ from ckptools.training_state.decoding_rules import AWQ_ORDER
 
 DECODED = Path(__file__).parent / "decoded"
 NAMES = sorted(path.stem for path in DECODED.glob("*.safetensors"))
-PADDED = ("int3-tensor", "int5-channel", "int8-channel-fp16")
-"""Rows that end inside of an integer: only the values of `weight_shape` say how many codes they have."""
 
 
 class Case(NamedTuple):
@@ -101,7 +99,9 @@ def test_every_output_has_them(tmp_path, name, form):
     assert all(same(model[key].load(), value) for key, value in known.truth.items())
 
 
-@pytest.mark.parametrize("name", ["int4-group", "int5-channel", "mxfp4", "nvfp4", "fp8-scale-inv", "gpt-oss"])
+@pytest.mark.parametrize(
+    "name", ["int4-group", "int5-channel", "mxfp4", "nvfp4", "fp8-scale-inv", "gpt-oss", "deepseek-scale"]
+)
 def test_parts_with_unmistakable_names_need_no_config(tmp_path, name):
     known = case(name)
     torch.save({"model": known.parts, "step": 3}, tmp_path / "m.pt")
@@ -198,7 +198,7 @@ def test_weights_have_their_own_names_in_their_own_places_and_companions_are_lef
     assert "dequantized, as GPTQModel.int4 does: layers.0.weight" in done.notes
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in PADDED])
+@pytest.mark.parametrize("name", NAMES)
 def test_as_many_parameters_are_counted_as_are_written(tmp_path, name):
     known = case(name)
     written(known.folder(tmp_path / "m"), tmp_path / "o.safetensors")
@@ -359,6 +359,13 @@ def test_a_flipped_bit_in_a_part_that_is_looked_at_first_is_noticed(tmp_path):
         ("gptq-int4", {"quant_method": "auto-round"}, "auto-round int4, groups of 32"),
         ("gptq-int4", {"format": "bitblas"}, "gptq int4, groups of 32"),
         ("gptq-int4", {"checkpoint_format": 2}, "gptq int4, groups of 32"),
+        ("auto-round-int4", {"packing_format": "auto_round:mlx"}, "auto-round int4, groups of 32"),
+        ("auto-round-int4", {"packing_format": None}, "auto-round int4, groups of 32"),
+        ("auto-round-int4", {"data_type": "mx_fp"}, "auto-round int4, groups of 32"),
+        ("auto-round-int4", {"act_bits": 8}, "auto-round int4, groups of 32"),
+        ("auto-round-int4", {"rotation_config": {"block_size": 32}}, "auto-round int4, groups of 32"),
+        ("modelopt-nvfp4", {"quant_algo": "NVFP4_AWQ"}, "modelopt NVFP4_AWQ, groups of 16"),
+        ("modelopt-nvfp4", {"quant_algo": "MIXED_PRECISION"}, "modelopt MIXED_PRECISION, groups of 16"),
         ("awq", {"zero_point": False}, "awq int4, groups of 32"),
         ("awq", {"backend": "llm-awq"}, "awq int4, groups of 32"),
         ("awq", {"version": "gemv"}, "awq int4, groups of 32"),
@@ -372,6 +379,33 @@ def test_forms_for_one_kernel_and_other_methods_are_refused_by_name(tmp_path, na
     known = case(name)
     with pytest.raises(RefusedError, match=f"in codes of {words}.*of which ckptools makes no values"):
         written(known.folder(tmp_path / "m", known.stated(**stated)), tmp_path / "o.safetensors")
+
+
+def test_a_weight_of_modelopt_whose_inputs_are_scaled_too_is_refused(tmp_path):
+    known = case("modelopt-nvfp4")
+    parts = {**known.parts, "layers.0.pre_quant_scale": torch.ones(64)}
+    with pytest.raises(
+        RefusedError, match=r"in codes of modelopt NVFP4, groups of 16.*of which ckptools makes no values"
+    ):
+        written(known._replace(parts=parts).folder(tmp_path / "m"), tmp_path / "o.safetensors")
+
+
+def test_a_scale_without_a_stated_block_is_of_deepseeks_blocks_or_refused(tmp_path):
+    known = case("deepseek-scale")
+    halved = torch.cat([known.parts["layers.0.attn.wq.scale"]] * 5)  # as blocks of 14 x 16 would have
+    path = known.folder(tmp_path / "m", False, **{"wq.scale": halved})
+    with pytest.raises(NotWholeError, match="do not fit blocks of"):
+        written(path, tmp_path / "o.safetensors")
+    with pytest.raises(NotWholeError, match="is not one for each block"):
+        written(known.folder(tmp_path / "n", False, **{"wq.scale": torch.ones(())}), tmp_path / "o.safetensors")
+
+
+def test_modelopts_own_file_states_the_quantization_too(tmp_path):
+    known = case("modelopt-nvfp4")
+    path = known.folder(tmp_path / "m", {"model_type": "llama", "dtype": "bfloat16"})
+    (path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4", "group_size": 16}}')
+    found = written(path, tmp_path / "o.safetensors")
+    assert same(found["layers.0.weight"].load(), known.truth["layers.0.weight"])
 
 
 def test_gptq_and_awq_without_a_config_are_not_told_apart(tmp_path):

@@ -2,6 +2,7 @@
 
 python make.py OUT AUTOAWQ/awq/utils/packing_utils.py
 python make.py OUT    # with compressed-tensors 0.10.2: `weight_g_idx`
+python make.py OUT exports    # AutoRound, ModelOpt and DeepSeek's own names
 """
 
 import importlib.util
@@ -217,9 +218,61 @@ def ordered():
     written("int4-g-idx", config, {f"layers.0.{k}": v for k, v in parts.items()}, {"layers.0.weight": values})
 
 
+def auto_round():
+    """AutoRound unpacks its own layers: a layer's output for the unit matrix is its weight."""
+    from auto_round.export.export_to_awq.utils import WQLinear_GEMM
+    from auto_round_extension.torch import qlinear_torch, qlinear_torch_zp
+
+    full = lambda *shape: torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int64).to(torch.int32)  # noqa: E731
+    forms = {"auto_round:auto_gptq": qlinear_torch_zp.QuantLinear, "auto_round": qlinear_torch.QuantLinear}
+    for form, kind in {**forms, "auto_round:auto_awq": WQLinear_GEMM}.items():
+        for bits in (4,) if "awq" in form else (2, 3, 4):
+            inputs, outputs = 96, 32
+            layer = kind(bits, 32, inputs, outputs, False, *(["cpu"] if "awq" in form else []))
+            layer.qweight.copy_(full(*layer.qweight.shape))
+            layer.scales.copy_((torch.rand(layer.scales.shape) * 0.1 + 0.01).half())
+            zeros = torch.randint(0, (1 << bits) - 1, (3, outputs))  # 1 more than the largest does not fit
+            stream = [sum(int(z) << bits * n for n, z in enumerate(row)) for row in zeros]
+            words = [[row >> 32 * n & 0xFFFFFFFF for n in range(layer.qzeros.shape[1])] for row in stream]
+            layer.qzeros.copy_(torch.tensor(words).to(torch.int32))
+            layer.eval()
+            values = layer(torch.eye(inputs, dtype=torch.float16))
+            config = {"quant_method": "auto-round", "packing_format": form, "bits": bits, "group_size": 32}
+            config |= {"sym": False, "data_type": "int", "autoround_version": "0.16.1"}
+            parts = {f"layers.0.{n}": getattr(layer, n) for n in ("qweight", "qzeros", "scales")}
+            name = f"{form.replace('auto_round', 'auto-round').replace(':auto_', '-')}-int{bits}"
+            written(name, config, parts, {"layers.0.weight": values.T}, "float16")
+
+
+def modelopt():
+    """NVFP4 as `export_hf_checkpoint` writes it, in `config.json` and in `hf_quant_config.json` alike."""
+    from modelopt.torch.quantization.qtensor.nvfp4_tensor import NVFP4QTensor
+
+    weight = torch.randn(24, 64).to(torch.bfloat16)
+    made, scale, double = NVFP4QTensor.quantize(weight, 16)
+    values = made.dequantize(scale=scale, double_scale=double, block_sizes={-1: 16})
+    parts = {"weight": made._quantized_data, "weight_scale": scale, "weight_scale_2": double}
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "producer": {"name": "modelopt"}}
+    written("modelopt-nvfp4", config, {f"layers.0.{k}": v for k, v in parts.items()}, {"layers.0.weight": values})
+
+
+def deepseek():
+    """Names as DeepSeek-V3's `convert.py` writes them, for blocks of 128 x 128."""
+    from compressed_tensors.entrypoints.convert.converters.fp8block_dequantizer import FP8BlockDequantizer
+
+    codes, scale = (torch.randn(140, 16) * 100).to(FP8), torch.rand(2, 1) / 100
+    values = FP8BlockDequantizer(weight_block_size=(128, 128))._create_dequantized_weight(codes, scale)
+    parts = {"layers.0.attn.wq.weight": codes, "layers.0.attn.wq.scale": scale}
+    written("deepseek-scale", {}, parts, {"layers.0.attn.wq.weight": values})
+
+
 torch.manual_seed(45)
 if len(sys.argv) == 2:
     ordered()
+elif sys.argv[2] == "exports":
+    auto_round()
+    modelopt()
+    deepseek()
 else:
     compressed("int4-group", "pack-quantized", [(16, 64), (9, 96)], num_bits=4, group_size=32)
     compressed("int4-zero-points", "pack-quantized", [(16, 64), (9, 96)], num_bits=4, group_size=32, symmetric=False)
