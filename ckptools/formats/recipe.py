@@ -119,9 +119,9 @@ def stated(*path: str) -> Callable[[PartsBuilder], Fact]:
 
 
 def flattened_optimizer(flat: Mapping[str, Any], param_groups: Any) -> dict[str, Any]:
-    """The state of an optimizer whose moments are called `state/0/exp_avg`; other keys stay beside it."""
+    """The state of an optimizer whose moments are called `state/0/exp_avg`, or with dots; other keys stay beside it."""
     rest, state = dict(flat), dict[int, dict[str, Any]]()
-    for slot in filter(None, [re.fullmatch(r"state/(\d{1,9})/(.+)", str(name)) for name in flat]):
+    for slot in filter(None, [re.fullmatch(r"state[/.](\d{1,9})[/.](.+)", str(name)) for name in flat]):
         state.setdefault(int(slot[1]), {})[slot[2]] = rest.pop(slot[0])
     return {**rest, "state": dict(sorted(state.items())), "param_groups": param_groups}
 
@@ -233,7 +233,7 @@ class PartsBuilder:
         if path is None:
             if part.missing is not None:
                 absent = next(below for below in self._way(paths[0]) if not below.exists())
-                at, kind = self._name(absent), "file" if absent.suffix else "folder"
+                at, kind = self.name_in(absent), "file" if absent.suffix else "folder"
                 self.problems.append(missing(at, None, name, kind=kind, more=part.why, severity=part.missing))
             return
         self.check_link(path.parent if RANK in path.name else path)
@@ -247,8 +247,8 @@ class PartsBuilder:
             inside = error.path is not None and self.path in error.path.parents
             where = error.path if inside and error.path is not None else path
             fault, colon = Fault.of(error, where), ":" if where.is_dir() else ""
-            problem = fault.problem(f"{self._name(where)}{colon}", None, name)
-            self.problems.append(replace(problem, files=(self._name(where),)))
+            problem = fault.problem(f"{self.name_in(where)}{colon}", None, name)
+            self.problems.append(replace(problem, files=(self.name_in(where),)))
             if path.is_file():
                 self.files.append(file_now(path, None, name, fault.status))
 
@@ -256,7 +256,8 @@ class PartsBuilder:
         """The folders between the checkpoint's and a path, and the path itself."""
         return [below for below in (*reversed(path.parents), path) if self.path in below.parents]
 
-    def _name(self, path: Path) -> str:
+    def name_in(self, path: Path) -> str:
+        """The path below the checkpoint's, with `/`."""
         return "/".join(path.parts[len(self.path.parts) :])
 
     def add_file(self, path: Path, key: str) -> None:
@@ -276,7 +277,7 @@ class PartsBuilder:
             return None
         self.check_link(path)
         found = CompanionFiles(self.path)
-        content = found.read(Companion(path, key, None), self.options, self._name(path))
+        content = found.read(Companion(path, key, None), self.options, self.name_in(path))
         self.add_companions(found)
         if found.files[-1].status != "read":  # its proper size is unknown
             self.nbytes -= found.files[-1].nbytes

@@ -9,6 +9,9 @@
     step_10/optimizer.json                   param groups
     step_10/train_state.json
 
+    step_000010/policy/model.safetensors     in two folders of a step: the model, and all else
+    step_000010/train_state/optim.safetensors, optim_param_groups.json, rng.safetensors
+
 Many scripts save so. The word may be missing from the name of one file: `ckpt_1000.pt` beside `ckpt_1000_optim.pt`. A
 number has to be proven to be a step (`rank_search.step_names`).
 
@@ -28,8 +31,18 @@ from typing import Any
 from ckptools.errors import ReadError, UnsafePathError
 from ckptools.files.opening import reading
 from ckptools.formats import hugging_face, rank_files, torch_file
+from ckptools.formats.dcp.files import looks_like_dcp
 from ckptools.formats.options import Options
-from ckptools.formats.rank_search.step_names import MAX_ENTRIES, MODEL, RANK, StepFile, files_of_step, parse
+from ckptools.formats.rank_search.step_names import (
+    MAX_ENTRIES,
+    MODEL,
+    RANK,
+    StepFile,
+    files_of_state,
+    files_of_step,
+    is_of_step,
+    parse,
+)
 from ckptools.formats.recipe import Part, PartsBuilder, contradictions, flattened_optimizer
 from ckptools.model.checkpoint import Checkpoint
 from ckptools.model.facts import Fact
@@ -49,7 +62,7 @@ def detect(path: Path) -> bool:
     """Whether a path is a file of a step with several, or the folder of one step with nothing else in it."""
     found = files_of_step(path)
     if not found or found[0].number or path.is_file():
-        return bool(found) and found[0].number != ""
+        return found[0].number != "" if found else _in_two_folders(path) is not None
     # Hugging Face's folders have no other part in safetensors beside the model.
     parts = any(one.path.suffix == ".safetensors" for one in found[1:])
     return parts or not hugging_face.detect(path)
@@ -65,22 +78,24 @@ def read(path: Path, options: Options) -> Checkpoint:
     if not options.looks_around and not path.is_dir():
         alone: Checkpoint = _format_of(path).read(path, options)
         return alone
-    found = files_of_step(path)
-    parts = PartsBuilder(NAME, path if path.is_dir() else path.parent, options)
+    two, parts = _in_two_folders(path), PartsBuilder(NAME, path if path.is_dir() else path.parent, options)
+    found = two[1] if two else files_of_step(path)
+    if two:
+        parts.add(Part((two[0].name,), MODEL, PartsBuilder.add_weights, needed=True))
     by_key = grouped(found, _key_of)
     for key, mine in by_key.items():
         listed = [one.path for one in mine if one.is_text]
         stored = [one.path for one in mine if not one.is_text]
         if stored:
-            parts.add(Part((stored[0].name,), key, partial(_read_part, stored=stored)))
+            parts.add(Part((parts.name_in(stored[0]),), key, partial(_read_part, stored=stored)))
         for one in listed:
             _add_text(parts, one, key)
     _miss_others(parts, found)
     parts.check_tree()
-    parts.problems += contradictions(parts.tree, set(by_key))
+    parts.problems += contradictions(parts.tree, {*by_key, *parts.tree})
     model, number = found[0].path, found[0].number
     ck = parts.checkpoint(
-        f"files of one step: {', '.join(by_key)}",
+        f"files of one step: {', '.join(dict.fromkeys([MODEL, *by_key]))}",
         parts.world,
         named=model.with_name(f"step-{int(number)}") if number else path,
     )
@@ -89,6 +104,17 @@ def read(path: Path, options: Options) -> Checkpoint:
         problem = Problem(Code.NAME_CONTRADICTS, f"{text}; a file may be of another step")
         ck = replace(ck, step=Fact(None), problems=Rows((*ck.problems, problem)))
     return ck if path.is_dir() else replace(ck, name=model.stem, path=model)
+
+
+def _in_two_folders(path: Path) -> tuple[Path, list[StepFile]] | None:
+    """The folder of the model, and the files in that of the training's state, of a step that has one of each."""
+    if not path.is_dir() or not is_of_step(path):
+        return None
+    with reading(path):
+        folders = [entry for entry in islice(sorted(path.iterdir()), MAX_ENTRIES) if entry.is_dir()]
+    states = {folder: files for folder in folders if (files := files_of_state(folder))}
+    models = [one for one in folders if one not in states and (looks_like_dcp(one) or hugging_face.detect(one))]
+    return (models[0], next(iter(states.values()))) if len(models) == len(states) == 1 else None
 
 
 def _key_of(one: StepFile) -> str:
@@ -122,7 +148,7 @@ def _add_text(parts: PartsBuilder, path: Path, key: str) -> None:
     """Add a JSON or YAML: the param groups of a flattened optimizer, or a part of its own."""
     present = parts.tree.get(key)
     if present is None:
-        parts.add(Part((path.name,), key, PartsBuilder.add_file))
+        parts.add(Part((parts.name_in(path),), key, PartsBuilder.add_file))
         return
     content: Any = parts.read_file(path, key)
     groups = content.get("param_groups", content) if isinstance(content, dict) else content

@@ -92,7 +92,32 @@ def with_yaml(folder: Path) -> Path:
     return folder / "weights_10.pt"
 
 
-FORMS = [of_numbers, without_a_word, in_safetensors, in_a_folder_of_the_step, with_a_flattened_optimizer, with_yaml]
+def with_an_epoch_in_the_names(folder: Path) -> Path:
+    model, optimizer = trained()
+    torch.save(model, folder / "model_epoch2_step10.pth")
+    torch.save(optimizer, folder / "optimizer_epoch2_step10.pth")
+    (folder / "info_epoch2_step10.json").write_text(json.dumps({"global_step": 10}))
+    return folder / "model_epoch2_step10.pth"
+
+
+def in_two_folders(folder: Path) -> Path:
+    model, optimizer = trained()
+    policy, state = folder / "step_000010/policy", folder / "step_000010/train_state"
+    policy.mkdir(parents=True)
+    state.mkdir()
+    save_file(model, policy / "model.safetensors")
+    flat = {f"state.{n}.{name}": value for n, one in optimizer["state"].items() for name, value in one.items()}
+    save_file(flat, state / "optim.safetensors")
+    (state / "optim_param_groups.json").write_text(json.dumps(optimizer["param_groups"]))
+    (state / "step.json").write_text(json.dumps({"step": 10}))
+    save_file({"torch": torch.get_rng_state()}, state / "rng.safetensors")
+    return policy.parent
+
+
+FORMS = [
+    of_numbers, without_a_word, in_safetensors, in_a_folder_of_the_step, with_a_flattened_optimizer, with_yaml,
+    with_an_epoch_in_the_names, in_two_folders,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
@@ -114,6 +139,22 @@ def test_every_file_of_a_step_opens_all_of_it(form: Callable[[Path], Path], tmp_
     files = {file.path for file in ckptools.open(path).files}
     for file in files if path.is_file() else ():
         assert {one.path for one in ckptools.open(file).files} == files
+
+
+def test_a_link_to_a_step_in_two_folders_opens_it(tmp_path):
+    step = in_two_folders(tmp_path)
+    (tmp_path / "latest").symlink_to(step.name)
+    ck = ckptools.open(tmp_path / "latest")
+    assert (ck.format, ck.step.value, len(ck.files)) == ("step_files", 10, 5)
+    (row,) = ckptools.checkpoints_in(tmp_path).rows
+    assert (row.step, row.name, row.files) == (10, "step_000010", 5)
+
+
+def test_models_of_several_steps_beside_other_files_are_checkpoints_of_a_run(tmp_path):
+    for step in (1, 2):
+        save_file(trained()[0], tmp_path / f"iter_{step:07}_weights.safetensors")
+        (tmp_path / f"iter_{step:07}.log").write_text("x")
+    assert [row.step for row in ckptools.checkpoints_in(tmp_path).rows] == [2, 1]
 
 
 def test_a_run_has_a_checkpoint_for_each_step(tmp_path):

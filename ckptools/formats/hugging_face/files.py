@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ckptools.errors import ReadError, UnsafePathError, UsageError
+from ckptools.errors import ReadError, SeveralError, UnsafePathError
 from ckptools.files.opening import is_plain_name, read_json, reading
 from ckptools.model.problems import Code, Problem
 from ckptools.model.tensor import Tensor
@@ -150,7 +150,7 @@ def models_of_folder(folder: Path, found: Sequence[ModelFiles]) -> dict[str, Mod
     """The models of a folder by their name in the tree: `model`, and `model_1` … if Accelerate saved several.
 
     Raises:
-        UsageError: it contains several that are not one model in different spellings.
+        SeveralError: it contains several that are not one model in different spellings.
     """
     by_model: dict[str | None, list[ModelFiles]] = {}
     for weights in found:
@@ -169,7 +169,7 @@ def _first(folder: Path, spellings: Sequence[ModelFiles]) -> ModelFiles:
         return indexed[0]
     if len(ordered) > 1 and (ordered[0].rank == ordered[1].rank or ordered[0].model is None):
         names = few(sorted(w.shown for w in ordered))
-        raise UsageError(folder, f"holds {len(ordered)} models; name the one you mean: {names}")
+        raise SeveralError(folder, f"holds {len(ordered)} models; name the one you mean: {names}")
     return ordered[0]
 
 

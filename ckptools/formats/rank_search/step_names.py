@@ -25,7 +25,7 @@ PARTS = {
     **dict.fromkeys(("model", "weights"), MODEL),
     **dict.fromkeys(("optim", "optimizer", "opt"), "optimizer"),
     **dict.fromkeys(("scheduler", "lr_scheduler", "sched"), "scheduler"),
-    **dict.fromkeys(("meta", "metadata"), "meta"),
+    **dict.fromkeys(("meta", "metadata", "info"), "meta"),
     **dict.fromkeys(("args", "train_args", "training_args"), "args"),
     **{
         word: word
@@ -40,6 +40,9 @@ WORDS = "|".join(sorted(PARTS, key=len, reverse=True))
 WORD = re.compile(rf"(?<![A-Za-z])({WORDS})(?:_(?:states?|param_groups|step))?(?![A-Za-z])", re.IGNORECASE)
 COUNTING = re.compile(r"(?<![A-Za-z])(?:step|iter|iteration|ckpt|checkpoint)(?![A-Za-z])", re.IGNORECASE)
 """Words beside a step, which the name of one part may have and that of another may not."""
+
+EPOCH = re.compile(r"(?<![A-Za-z])(?:epoch|ep)[._=-]?\d+(?!\d)", re.IGNORECASE)
+"""An epoch beside a step."""
 
 RANK = re.compile(r"[._-]rank[._-]?(\d{1,6})(?!\d)")
 OTHER_NUMBERS = re.compile(r"-of-|world")
@@ -84,6 +87,7 @@ def parse(path: Path) -> StepFile | None:
     if path.suffix not in SUFFIXES or OTHER_NUMBERS.search(path.name):
         return None
     ranks, stem = RANK.findall(path.stem), RANK.sub("", path.stem)
+    stem = without if re.search(r"\d", without := EPOCH.sub("", stem)) else stem
     words, numbers = WORD.findall(stem), re.findall(r"\d+", stem)
     if len(words) > 1 or len(numbers) > 1 or len(ranks) > 1:
         return None
@@ -106,7 +110,7 @@ def files_of_step(path: Path) -> list[StepFile]:
         others = {one.path for one in map(parse, entries) if one and one.part and one.number}
         return steps[0] if len(steps) == 1 and others <= {one.path for one in steps[0]} else []
     mine = parse(path)
-    if mine is None or not (mine.number or _is_of_step(path.parent)):
+    if mine is None or not (mine.number or is_of_step(path.parent)):
         return []
     beside = [entry for entry in _entries(path.parent) if mine.number in entry.name]
     return next((step for step in steps_in(beside) if mine in step), [])
@@ -128,7 +132,7 @@ def _step(group: Sequence[StepFile], entries: Sequence[Path]) -> list[StepFile]:
     if models[0].number:
         is_one = _is_step(models[0].number, others)
     else:
-        is_one = _is_of_step(models[0].path.parent) and not any(entry.is_dir() for entry in entries)
+        is_one = is_of_step(models[0].path.parent) and not any(entry.is_dir() for entry in entries)
     return [*models, *others] if is_one else []
 
 
@@ -137,9 +141,10 @@ def _entries(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())[:MAX_ENTRIES]
 
 
-def _is_of_step(folder: Path) -> bool:
-    name = folder.absolute().name
-    return step_in(name) is not None or (name.isdigit() and len(name) >= STEP_DIGITS)
+def is_of_step(folder: Path) -> bool:
+    """Whether the name of a folder, or of the one that a link such as `latest` points to, states a step."""
+    names = {folder.absolute().name, folder.resolve().name}
+    return any(step_in(name) is not None or (name.isdigit() and len(name) >= STEP_DIGITS) for name in names)
 
 
 def _is_step(number: str, others: Iterable[StepFile]) -> bool:
@@ -154,6 +159,14 @@ def _counters(path: Path) -> list[object]:
         content = read_values(path)
         return [content.get(name) for name in COUNTERS] if isinstance(content, dict) else []
     return []
+
+
+def files_of_state(folder: Path) -> list[StepFile]:
+    """The files in a folder with the optimizer and other states of a training, without the model; else empty."""
+    named = [one for one in map(parse, _entries(folder)) if one is not None]
+    parts = {one.part for one in named}
+    plain = not any(one.is_model or one.number or one.rank is not None for one in named)
+    return named if plain and "optimizer" in parts and len(parts) > 1 else []
 
 
 def texts_of_parts(entries: Iterable[Path]) -> dict[str, Path]:
