@@ -469,28 +469,27 @@ def _numel(weight: QuantizedWeight, node: Mapping[str, Any], config: ModelConfig
         bits = bits_of(config)
     if bits is None and codes.dtype in FP8:
         bits = 0
-    if bits is None:
-        return None
-    numel = codes.numel * ITEMSIZE[codes.dtype] * 8 // bits if bits else codes.numel
+    width = ITEMSIZE[codes.dtype] * 8
+    numel = None if bits is None else codes.numel * width // bits if bits else codes.numel
+    if "shape" not in weight.keys:
+        return numel
     groups = [one.get("group_size") for one in compressed_weights(config, codes.dtype)] if config is not None else []
-    in_groups = isinstance(scale, Tensor) and any(type(n) is int and scale.numel * n == numel for n in groups)
-    return numel if in_groups or "shape" not in weight.keys else _stated_numel(node[weight.keys["shape"]], numel)
+    if isinstance(scale, Tensor) and any(type(n) is int and scale.numel * n == numel for n in groups):
+        return numel
+    stated = _product_of(node[weight.keys["shape"]])  # a row may end inside of an integer
+    return stated if 0 < stated <= codes.numel * width else numel
 
 
-def _stated_numel(shape: Any, most: int) -> int:
-    """The number of weights by the values of `weight_shape`: a row may end inside of an integer.
-
-    `most` where the values are not at hand, such as in a store.
-    """
-    source = shape.shards[0].source if isinstance(shape, Tensor) and len(shape.shards) == 1 else None
+def _product_of(sizes: Any) -> int:
+    """The product of the two values of `weight_shape`; 0 where they are not at hand, such as in a store."""
+    source = sizes.shards[0].source if isinstance(sizes, Tensor) and len(sizes.shards) == 1 else None
     if source is None or is_remote(source.path) or (source.shape, source.strides) != ((2,), (1,)):
-        return most
+        return 0
     width = ITEMSIZE[source.dtype]
     with suppress(ReadError), File(source.path) as file:
         data = file.read(source.offset, 2 * width)
-        numel = int.from_bytes(data[:width], "little") * int.from_bytes(data[width:], "little")
-        return numel if 0 < numel <= most else most
-    return most
+        return int.from_bytes(data[:width], "little") * int.from_bytes(data[width:], "little")
+    return 0
 
 
 def _bits_by_shape(codes: Tensor, scale: Any, zeros: Any) -> int | None:
