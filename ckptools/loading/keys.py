@@ -18,7 +18,7 @@ from ckptools.model.tensor import Tensor
 from ckptools.option import spelled
 from ckptools.text import clip, common_prefix, first_few, plural, printable
 from ckptools.training_state.optimizers import give_names
-from ckptools.training_state.roles import MODEL_KEYS, WORDS, words_in
+from ckptools.training_state.role_words import MODEL_KEYS, WORDS, words_in
 from ckptools.training_state.sections import storage_identity
 from ckptools.training_state.wrappers import DDP, without_wrappers
 

@@ -91,7 +91,9 @@ def with_dcp(run: Path) -> Path:
 
 
 def test_a_dcp_folder_goes_with_all_that_is_in_it(with_dcp):
-    (with_dcp / "step-5" / "config.yaml").write_text("lr: 1")
+    settings = with_dcp / "step-5" / "config.yaml"
+    settings.write_text("lr: 1")
+    aged(settings)
     events, left = looked(with_dcp, keep=2, deep=True, delete=True)
     assert ("deleted", 5) in events and left == ["step-6.pt", "step-8.pt"]
 
