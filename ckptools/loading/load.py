@@ -203,7 +203,14 @@ def _materialize(model: nn.Module, device: torch.device | str | None, optimizer:
         where = device or (value.device_mesh.device_type if isinstance(value, DTensor) else "cpu")
         return torch.empty_like(value, device=where)
 
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
     model._apply(made)
+    for first, *others in names.values():
+        for tied in others:  # torch has made a parameter of each of its names
+            path, _, name = tied.rpartition(".")
+            setattr(model.get_submodule(path), name, model.get_parameter(first))
 
 
 def _tensors_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
