@@ -8,9 +8,10 @@ a second model would silently get the weights of the first.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ckptools.keys.renames import applied, rename_words, suggested
 from ckptools.loading.saved_state import MODEL, OPTIMIZER, Entry, SavedState, Value
@@ -110,23 +111,58 @@ class Keys:
 
     def _in_optimizer(self, rest: str, head: Sequence[str]) -> Answer | None:
         if rest.startswith(STATE):
-            number = self._number(self._states, rest.removeprefix(STATE), head)
-            if number is not None:
-                return Answer(self._state.entries[number].value, number, OPTIMIZER, ".".join(head))
+            for inside, name in self._below_modules(rest.removeprefix(STATE)):
+                number = self._number(self._states, name, (*head, *inside))
+                if number is not None:
+                    at = ".".join((*head, *inside))
+                    return Answer(self._state.entries[number].value, number, OPTIMIZER, at)
         if not rest.startswith(GROUPS):
             return None
-        name, _, hyperparameter = rest.removeprefix(GROUPS).rpartition(".")
-        if name.isdecimal() and int(name) < len(self._state.groups):
-            group = self._state.groups[int(name)]
-        else:
-            found = self._group_of.get(name.removeprefix(DDP).removeprefix(self._around))
-            if found is None:
-                return None
-            group = found
+        parameter, _, hyperparameter = rest.removeprefix(GROUPS).rpartition(".")
+        modules, group = self._group(parameter)
+        if group is None:
+            return None
         # torch adds hyperparameters over time; the checkpoint of an older one does not have the newer ones. Which
         # parameters are in a group, the running optimizer knows.
         known = hyperparameter in self._hyperparameters and hyperparameter != "params"
-        return Answer(group.get(hyperparameter) if known else None, None, OPTIMIZER, ".".join(head))
+        return Answer(group.get(hyperparameter) if known else None, None, OPTIMIZER, ".".join((*head, *modules)))
+
+    def _group(self, name: str) -> tuple[Sequence[str], Mapping[str, Any] | None]:
+        """The saved param group of this number, or with this parameter, and the modules that stand before it here."""
+        if name.isdecimal() and int(name) < len(self._state.groups):
+            return (), self._state.groups[int(name)]
+        for inside, below in self._below_modules(name):
+            group = self._group_of.get(below.removeprefix(DDP).removeprefix(self._around))
+            if group is not None:
+                return inside, group
+        return (), None
+
+    def mixed(self, groups: Sequence[Mapping[str, Any]]) -> str:
+        """Say which running param group has parameters of which a hyperparameter was saved with several values.
+
+        Args:
+            groups: the running param groups; `params` are fqns.
+        """
+        for number, group in enumerate(groups):
+            saved = [(name, self._group(without_wrappers(name))[1] or {}) for name in group["params"]]
+            for hyperparameter in sorted(group.keys() & self._hyperparameters - {"params"}):
+                values = [(name, own[hyperparameter]) for name, own in saved if hyperparameter in own]
+                other = next((name for name, value in values if value != values[0][1]), None)
+                if other is not None:
+                    both = f"{values[0][0]} and {other}"
+                    return (
+                        f"{both} were saved with different {hyperparameter}, and are in one param group here"
+                        f" (group {number}): make the param groups as the saved run did"
+                    )
+        return ""
+
+    def _below_modules(self, name: str) -> Iterator[tuple[list[str], str]]:
+        """A parameter's name, and if all keys are asked for, what it is below each module that stands before it."""
+        parts = name.split(".")
+        for n in range(len(parts) if self._strict else 1):
+            if words_of_another_model(parts[:n]):
+                return
+            yield parts[:n], ".".join(parts[n:])
 
     def _number(self, names: Mapping[str, int], rest: str, head: Sequence[str]) -> int | None:
         """The entry of a name; a module around all names is passed over only below keys that are no module's."""
@@ -159,10 +195,12 @@ class Asked(NamedTuple):
     Attributes:
         found: the section, the entry and the head of every key that was found.
         missing: keys that were not found.
+        mixed: what is wrong with the running param groups; empty if nothing is.
     """
 
     found: Mapping[str, tuple[str, int | None, str]]
     missing: tuple[str, ...]
+    mixed: str = ""
 
 
 def problem_with(asked: Sequence[Asked], state: SavedState) -> str:
@@ -173,30 +211,60 @@ def problem_with(asked: Sequence[Asked], state: SavedState) -> str:
     """
     found = {key: where for one in asked for key, where in one.found.items()}
     missing = sorted({key for one in asked for key in one.missing} - found.keys())
-    heads = {section: sorted({head for s, _, head in found.values() if s == section}) for section in (MODEL, OPTIMIZER)}
+    heads = {section: _heads(found, section) for section in (MODEL, OPTIMIZER)}
     for section, several in heads.items():
-        if len(several) > 1:
-            under = " and ".join(f"{head or 'the top'}" for head in several[:3])
+        doubled = _doubled(found, section, several)
+        missing = sorted({*missing, *doubled})
+        if len(several) > 1 and not doubled:
+            under = " and ".join(f"{head or 'the top'}" for head in sorted(several)[:3])
             return f"its one {section} is asked for under {under}; load each model from its own checkpoint, or name it"
     unexpected = _unexpected(found, state)
     texts = []
-    if missing:
-        texts.append(f"lacks {_named(missing, found)}{_nearest(missing[0], state)}")
+    untrained = _parameters_without_group(missing)
+    theirs = tuple(f"{OPTIMIZER}.{part}{name}." for name in untrained for part in (STATE, GROUPS))
+    others = [key for key in missing if not key.startswith(theirs)]
+    if others:
+        texts.append(f"lacks {_named(others, 'key')}{_nearest(others[0], state)}")
+    if untrained:
+        texts.append(f"the optimizer here has {_named(untrained, 'more parameter')}")
     if unexpected:
-        texts.append(f"has {_named(unexpected, found)} that nothing here asks for")
+        texts.append(f"has {_named(unexpected, 'key')} that nothing here asks for")
     if missing and state.without is not None:
         texts.append(f"only its model can be loaded: {state.without.reason}")
     if missing and (own := next((key for key in missing if key in state.own), "")):
         texts.append(f"of {own} each of its {len(state.own[own])} ranks has its own, for as many ranks")
     if any(key.removeprefix(f"{OPTIMIZER}.{STATE}").partition(".")[0].isdecimal() for key in unexpected):
         texts.append(f"its optimizer is keyed by number: {give_names()}")
-    rule = _renaming(missing, unexpected, heads[MODEL])
+    rule = _renaming(missing, unexpected, heads[MODEL][:1])
     return "; ".join([*texts, *rule]) if texts else ""
 
 
-def _named(keys: Sequence[str], found: Mapping[str, object]) -> str:
+def _heads(found: Mapping[str, tuple[str, int | None, str]], section: str) -> list[str]:
+    """The heads below which a section is asked for, the one with the most keys first."""
+    return [head for head, _ in Counter(head for s, _, head in found.values() if s == section).most_common()]
+
+
+def _doubled(found: Mapping[str, tuple[str, int | None, str]], section: str, heads: Sequence[str]) -> list[str]:
+    """The keys of other heads than the first, if each asks for fewer than half of the values that the first asks for.
+
+    Then the running model has a module that the checkpoint does not have, with names as the checkpoint's model has.
+    """
+    entries = [{entry for s, entry, head in found.values() if (s, head) == (section, one)} for one in heads]
+    if any(not (other <= entries[0] and 2 * len(other) < len(entries[0])) for other in entries[1:]):
+        return []
+    return [key for key, (s, _, head) in found.items() if s == section and head in heads[1:]]
+
+
+def _parameters_without_group(missing: Sequence[str]) -> list[str]:
+    """The parameters of which every hyperparameter is missing: their names here."""
+    begin = f"{OPTIMIZER}.{GROUPS}"
+    names = (key.removeprefix(begin).rpartition(".")[0] for key in missing if key.startswith(begin))
+    return sorted({name for name in names if name and not name.isdecimal()})
+
+
+def _named(keys: Sequence[str], kind: str) -> str:
     shown = first_few([clip(printable(key), 100) for key in keys], MOST_NAMED)
-    return f"{plural(len(keys), 'key')}: {shown}"
+    return f"{plural(len(keys), kind)}: {shown}"
 
 
 def _nearest(key: str, state: SavedState) -> str:
