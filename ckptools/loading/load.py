@@ -108,7 +108,7 @@ def load(
 
     Raises:
         NotWholeError: the checkpoint is not whole, and `allow_missing` is not given.
-        RefusedError: names or dtypes differ.
+        RefusedError: names or dtypes differ, or a running param group has parameters of several saved ones that differ.
         ReadError: a file cannot be read, has changed, or is damaged; the model may hold what was read of it.
         UsageError: the model has buffers on the meta device that no checkpoint holds.
     """
@@ -116,7 +116,8 @@ def load(
     reader = StorageReader(path, strict=strict, cast=cast, **group, **options)
     if optimizer is not None and reader.state.numbered and not options.get("names"):
         # The running optimizer knows which parameter has which number, if it lists them as the saved one did.
-        options["names"] = _parameters(get_optimizer_state_dict(model, optimizer))
+        groups = _groups(get_optimizer_state_dict(model, optimizer))
+        options["names"] = [name for one in groups for name in one["params"]]
         try:
             reader = StorageReader(path, strict=strict, cast=cast, **group, **options)
         except RefusedError as error:
@@ -127,6 +128,9 @@ def load(
     state: dict[str, Any] = {MODEL: without_second_names(get_model_state_dict(model), reader)}
     if optimizer is not None:
         state[OPTIMIZER] = dict(get_optimizer_state_dict(model, optimizer, options=FLATTENED))
+        if len(reader.state.groups) > 1:
+            # Of the parameters of one group, torch would take the first one's hyperparameters for all.
+            reader.param_groups = _groups(get_optimizer_state_dict(model, optimizer))
     _load(state, reader, **group)
     set_model_state_dict(model, state[MODEL], options=StateDictOptions(strict=False))
     if optimizer is not None:
@@ -160,9 +164,9 @@ def _load(state: dict[str, Any], reader: StorageReader, **group: Any) -> None:
         raise ReadError(reader.path, text) from (error if mine else None)
 
 
-def _parameters(state: dict[str, Any]) -> list[str]:
-    """The names of an optimizer's parameters, in its order."""
-    return [name for group in state["param_groups"] for name in group["params"]]
+def _groups(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """The param groups of an optimizer, with the names of their parameters."""
+    return list(state["param_groups"])
 
 
 def without_second_names(state: dict[str, Any], reader: StorageReader) -> dict[str, Any]:

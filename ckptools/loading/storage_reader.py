@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +67,7 @@ class StorageReader(TorchStorageReader):
         kept: keys whose values stayed as they were.
         state: what the checkpoint holds, by key.
         rank: the rank that reads, in its process group.
+        param_groups: the running param groups, with fqns as `params`, if they are to be compared with the saved ones.
 
     Raises:
         NotWholeError: the checkpoint is not whole, and `allow_missing` is not given; on every rank.
@@ -122,6 +123,7 @@ class StorageReader(TorchStorageReader):
         self.bytes_read = self.bytes_kept = self.tensors = 0
         self.checksums: Compared | None = None
         self.kept: tuple[str, ...] = ()
+        self.param_groups: Sequence[Mapping[str, Any]] = ()
 
     def has(self, key: str) -> bool:
         """Whether the checkpoint has a value for a key of a state dict."""
@@ -165,6 +167,7 @@ class StorageReader(TorchStorageReader):
         asked = Asked(
             {key: (answer.section, answer.entry, answer.head) for key, answer in known.items()},
             tuple(key for key, answer in answers.items() if answer is None) if self._strict else (),
+            self._described.keys_of.mixed(self.param_groups),
         )
         items = [item for item in plan.items if _value(known.get(item.dest_index.fqn)) is not None]
         return replace(plan, items=items, storage_data=asked)
@@ -174,9 +177,11 @@ class StorageReader(TorchStorageReader):
         """Compare the keys of all ranks with those of the checkpoint.
 
         Raises:
-            RefusedError: some are only on one side, or two mean one value.
+            RefusedError: some are only on one side, two mean one value, or a running param group is of several saved.
         """
-        problem = problem_with([plan.storage_data for plan in plans], self.state) if self._strict else ""
+        asked = [plan.storage_data for plan in plans]
+        problem = problem_with(asked, self.state) if self._strict else ""
+        problem = problem or next((one.mixed for one in asked if one.mixed), "")
         if problem:
             raise RefusedError(self.path, problem)
         return [replace(plan, storage_data=None) for plan in plans]
