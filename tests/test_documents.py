@@ -16,7 +16,7 @@ from ckptools.cli.start import COMMANDS
 from ckptools.formats.registry import FORMATS
 from tests.object_store import Bucketful, s3_server, settings
 from tests.truth import FIXTURES
-from tools.documents import DOCS, TRAINING, Step, agrees, printed_otherwise, rewritten, run, steps
+from tools.documents import DOCS, TRAINING, Step, agrees, files, printed_otherwise, rewritten, run, steps
 
 README = DOCS.parent / "README.md"
 PROJECT = (README, *(README.with_name(f"{name}.md") for name in ("CONTRIBUTING", "SECURITY", "CHANGELOG")))
@@ -133,6 +133,13 @@ def test_a_command_may_go_over_several_lines(tmp_path: Path) -> None:
     assert (second.line, second.shown, os.path.realpath(run(second, tmp_path).strip())) == (
         5, "x\n", os.path.realpath(tmp_path),
     )  # fmt: skip
+
+
+def test_a_command_finds_the_files_that_its_guide_shows(tmp_path: Path) -> None:
+    guide = tmp_path / "guide.md"
+    guide.write_text('```python title="a.py"\nprint(1)\n```\n```python\nx\n```\n```console\n$ python a.py\n2\n```\n')
+    assert files(guide.read_text()) == {"a.py": "print(1)\n"}
+    assert printed_otherwise(guide, tmp_path) == ["guide.md:8: $ python a.py\n1\n"]
 
 
 def test_a_guide_that_is_rewritten_keeps_what_it_leaves_out() -> None:

@@ -1,8 +1,9 @@
 """Run the commands of a document and hold their output against what it shows.
 
-A block that starts with three backticks and `console` has lines `$ command`, each followed by what it prints, stdout
-and stderr as a terminal shows them. Blocks are run in order in one folder. What differs from run to run (times, dates,
-process numbers) is masked on both sides; a line `…` stands for any lines.
+A block that starts with three backticks and `python title="go_on.py"` is a file of that name, which is written into the
+folder first. A block that starts with three backticks and `console` has lines `$ command`, each followed by what it
+prints, stdout and stderr as a terminal shows them. Blocks are run in order in one folder. What differs from run to run
+(times, dates, process numbers) is masked on both sides; a line `…` stands for any lines.
 
 `CKPTOOLS_REWRITE_GOLDEN=1 pytest tests/test_documents.py -k diff` writes what the commands of `docs/diff.md` print now
 below those that disagree; then read the diff.
@@ -76,6 +77,11 @@ def steps(text: str) -> Iterator[Step]:
             yield Step(line, command[1], command[2], block.start(1) + command.start(2))
 
 
+def files(text: str) -> dict[str, str]:
+    """The files that a document shows, by their names."""
+    return dict(re.findall(r'^```python title="(.+?)"\n(.*?)^```$', text, re.MULTILINE | re.DOTALL))
+
+
 def printed_otherwise(guide: Path, folder: Path) -> list[str]:
     """The commands of a guide that print something else than it shows, each with its place and what it printed.
 
@@ -86,6 +92,8 @@ def printed_otherwise(guide: Path, folder: Path) -> list[str]:
     found = list(steps(text))
     if not found:
         raise ValueError(f"{guide.name} has no commands")
+    for name, content in files(text).items():
+        (folder / name).write_text(content)
     printed = [(step, run(step, folder)) for step in found]
     wrong = [(step, out) for step, out in printed if not agrees(step.shown, out)]
     if os.environ.get("CKPTOOLS_REWRITE_GOLDEN"):
