@@ -14,6 +14,10 @@ browse: the first screen of 1,024 ranks beside inspect, and keys that are presse
 
 weights: 2.6 GB of real bytes on 32 ranks, consolidated beside `cp` and torch's own converter.
 
+loading: 1.3 GB into an FSDP2 model on 2 and 4 ranks, beside torch's own readers and DeepSpeed's converter.
+
+alternatives: the same 1.3 GB through what others have for it, and what they say of damaged copies.
+
 big: against something run in the same minute; most of the time goes into making the inputs.
 
 1,024 rank files     real FSDP1 files of torch's fake process group, one for each rank
@@ -33,7 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptools.tensor_io.fetch_ahead import in_threads
-from tools.benchmarks import browse, metadata, ranks, scale, stores, weights
+from tools.benchmarks import alternatives, browse, loading, metadata, ranks, scale, stores, weights
 from tools.benchmarks.measure import run, table_as_measured, workplace
 
 CKPTOOLS = [sys.executable, "-m", "ckptools"]
@@ -188,6 +192,8 @@ SECTIONS = {
     "ranks": Section(ranks.maker(ranks.SMALL), ranks.reporter(ranks.SMALL), 3),
     "browse": Section(browse.make, browse.report, 2),
     "weights": Section(weights.make, weights.report, 8),
+    "loading": Section(loading.make, loading.report, 3),
+    "alternatives": Section(alternatives.make, alternatives.report, 6),
     "big": Section(make_inputs, against_others, 12),
 }
 
