@@ -1,6 +1,6 @@
 """Section `alternatives` of `make load`: what others do on the same work, and what they say of two damaged copies.
 
-The work is that of section `loading`: four rank files, DCP, ZeRO-3 and Accelerate folders of about 1.3 GB each. One copy
+The work is that of section `loading`: rank files, DCP, ZeRO-3 and Accelerate folders of about 1.3 GB each. One copy
 has a flipped bit in the middle of its largest file, the other lacks the last of its largest files. Each alternative
 runs as its own documentation says; ours is the command that gives the same output. DeepSpeed, picklescan and fickling
 are run where they are installed.

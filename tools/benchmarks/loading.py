@@ -116,7 +116,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     work, layout, *sides = sys.argv[1:]
     dist.init_process_group("gloo")
-    state = state_of(with_optimizer=layout not in ("huggingface", "zero3"))
+    state = state_of(whole_run=layout not in ("huggingface", "zero3"))
     saved = (Path(work) / layout / ".metadata").exists()
     dist.barrier()  # every rank has looked before one of them saves
     if layout == "dcp" and not saved:
@@ -127,7 +127,7 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def state_of(with_optimizer: bool) -> dict[str, Any]:
+def state_of(whole_run: bool) -> dict[str, Any]:
     """The state dict of an FSDP2 model and its optimizer on this rank."""
     import torch
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
@@ -143,15 +143,17 @@ def state_of(with_optimizer: bool) -> dict[str, Any]:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     state: dict[str, Any] = {"model": get_model_state_dict(model)}
-    del state["model"]["head.weight"]  # it is tied, and safetensors have only the other name
-    if with_optimizer:
+    if whole_run:
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
         state["optimizer"] = get_optimizer_state_dict(model, optimizer)
+    else:
+        del state["model"]["head.weight"]  # it is tied, and the others have only the other name
     return state
 
 
 def turn(load: Callable[[Path, str, dict[str, Any]], int], work: Path, layout: str, state: dict[str, Any]) -> Any:
     """Load once; seconds, memory in bytes, and bytes read over bytes kept."""
+    import torch
     import torch.distributed as dist
     from torch.distributed.checkpoint._nested_dict import flatten_state_dict
     from torch.distributed.tensor import DTensor
@@ -159,13 +161,14 @@ def turn(load: Callable[[Path, str, dict[str, Any]], int], work: Path, layout: s
     tensors = [value for value in flatten_state_dict(state)[0].values() if isinstance(value, DTensor)]
     kept = sum(tensor.to_local().nbytes for tensor in tensors)
     for tensor in tensors:
-        tensor.to_local().fill_(7)
+        tensor.detach().to_local().fill_(7)
     ctypes.CDLL(None).malloc_trim(0)  # else what an earlier turn has freed hides what this one takes
     Path("/proc/self/clear_refs").write_text("5")  # proc(5): the peak of the resident memory begins anew
     before = high_water()
     dist.barrier()
     started = time.perf_counter()
-    read = load(work, layout, state)
+    with torch.no_grad():
+        read = load(work, layout, state)
     dist.barrier()
     seconds = time.perf_counter() - started
     every: list[Any] = [None] * dist.get_world_size()
@@ -242,10 +245,8 @@ def zero_to_fp32(work: Path, layout: str, state: dict[str, Any]) -> int:
         whole |= torch.load(file, weights_only=True)
     for name, tensor in state["model"].items():
         if isinstance(tensor, DTensor):
-            mesh, placements = tensor.device_mesh, tensor.placements
-            tensor.to_local().copy_(
-                distribute_tensor(whole[name].float(), mesh, placements, src_data_rank=None).to_local()
-            )
+            mine = distribute_tensor(whole[name].float(), tensor.device_mesh, tensor.placements, src_data_rank=None)
+            tensor.copy_(mine)
     return 0
 
 
