@@ -33,6 +33,7 @@ from ckptools.model.records import displayed
 from ckptools.model.tensor import Tensor as SavedTensor
 from ckptools.option import in_python, spelled
 from ckptools.text import first_few, first_line, plural, size
+from ckptools.training_state.wrappers import bare_name, ddp_prefix
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -100,7 +101,7 @@ def load(
         path: as for `ckptools.open`.
         optimizer: its optimizer, whose hyperparameters become the saved ones; None loads the model alone.
         device: where parameters on the meta device are made; by default the device of their mesh, else the CPU.
-        strict: refuse names that only one side has.
+        strict: refuse names that only one side has; otherwise names that the checkpoint lacks keep their values.
         cast: convert values to the dtypes of the model; otherwise other dtypes are refused.
         process_group: the ranks that load; None for all.
         no_dist: this process loads alone.
@@ -125,14 +126,17 @@ def load(
                 text = f"the running optimizer is not the saved one, whose parameters have numbers: {error.reason}"
                 raise (error if reader.rank else RefusedError(reader.path, text)) from None
     _materialize(model, device, optimizer)
-    state: dict[str, Any] = {MODEL: without_second_names(get_model_state_dict(model), reader)}
+    state: dict[str, Any] = {MODEL: without_second_names(get_model_state_dict(model), model, reader)}
     if optimizer is not None:
         state[OPTIMIZER] = dict(get_optimizer_state_dict(model, optimizer, options=FLATTENED))
         if len(reader.state.groups) > 1:
             # Of the parameters of one group, torch would take the first one's hyperparameters for all.
             reader.param_groups = _groups(get_optimizer_state_dict(model, optimizer))
     _load(state, reader, **group)
-    set_model_state_dict(model, state[MODEL], options=StateDictOptions(strict=False))
+    # A kept value may be a copy of a tensor that was loaded under another name.
+    kept = set(reader.kept)
+    loaded = {name: value for name, value in state[MODEL].items() if f"{MODEL}.{name}" not in kept}
+    set_model_state_dict(model, loaded, options=StateDictOptions(strict=False))
     if optimizer is not None:
         set_optimizer_state_dict(model, optimizer, state[OPTIMIZER], options=FLATTENED)
     return Loaded(
@@ -169,14 +173,15 @@ def _groups(state: dict[str, Any]) -> list[dict[str, Any]]:
     return list(state["param_groups"])
 
 
-def without_second_names(state: dict[str, Any], reader: StorageReader) -> dict[str, Any]:
-    """A model's state dict without names that the checkpoint lacks, if it has another name of the same tensor."""
+def without_second_names(state: dict[str, Any], model: nn.Module, reader: StorageReader) -> dict[str, Any]:
+    """A model's state dict without names that the checkpoint lacks, if it has another name of the same tensor.
+
+    The module says which names are of one tensor: FSDP1's state dict has a copy for each name.
+    """
+    leading = ddp_prefix([name for name, _ in _tensors_of(model)])
     names: dict[object, list[str]] = {}
-    for name, value in state.items():
-        if isinstance(value, Tensor):
-            local = value.to_local() if isinstance(value, DTensor) else value
-            same = (local.untyped_storage()._cdata, local.storage_offset(), tuple(local.shape), local.stride())
-            names.setdefault(same, []).append(name)
+    for tensor, name in _names_by_tensor(model):
+        names.setdefault(tensor, []).append(bare_name(name, leading))
     gone = {
         name
         for tied in names.values()
@@ -185,6 +190,26 @@ def without_second_names(state: dict[str, Any], reader: StorageReader) -> dict[s
         if not reader.has(f"{MODEL}.{name}")
     }
     return {name: value for name, value in state.items() if name not in gone}
+
+
+def _names_by_tensor(model: nn.Module) -> Iterator[tuple[object, str]]:
+    yield from ((_identity(value), name) for name, value in _tensors_of(model))
+    # FSDP1 without `use_orig_params` makes one flat parameter of a unit, and lists the second names in it.
+    # Source: `SharedParamInfo` in torch/distributed/fsdp/_flat_param.py.
+    names = {module: name for name, module in model.named_modules()}
+    for module in names:
+        for info in getattr(getattr(module, "_flat_param", None), "_shared_param_infos", ()):
+            first = f"{names[info.prim_module]}.{info.prim_param_name}"
+            yield first, first
+            yield first, f"{names[info.module]}.{info.param_name}"
+
+
+def _identity(value: Tensor) -> object:
+    """Equal for tensors that are the same elements in memory; an empty one, such as a rank's part, is only itself."""
+    local = value.to_local() if isinstance(value, DTensor) else value
+    if not local.numel():
+        return id(value)
+    return local.untyped_storage()._cdata, local.storage_offset(), tuple(local.shape), local.stride()
 
 
 def _materialize(model: nn.Module, device: torch.device | str | None, optimizer: torch.optim.Optimizer | None) -> None:

@@ -89,7 +89,8 @@ class StorageReader(TorchStorageReader):
 
         Args:
             path: as for `ckptools.open`.
-            strict: refuse names of a model or an optimizer that only one side has.
+            strict: refuse names of a model or an optimizer that only one side has; otherwise the values of keys that
+                the checkpoint lacks stay as they are.
             cast: convert values to the dtypes of the running tensors; otherwise other dtypes are refused.
             process_group: the ranks that load, as for `dcp.load`.
             no_dist: this process loads alone, as for `dcp.load`.
@@ -117,9 +118,7 @@ class StorageReader(TorchStorageReader):
             raise error if self.rank == 0 else told_by(0, error, path) from None
         self.path, self.step = self.state.path, self.state.step
         self.counters, self.notes = self.state.counters, self.state.notes
-        self._described = _Described(
-            self.state, Keys(self.state, self.rank, self._world_size, self._strict), self._strict
-        )
+        self._described = _Described(self.state, Keys(self.state, self.rank, self._world_size, self._strict))
         self.bytes_read = self.bytes_kept = self.tensors = 0
         self.checksums: Compared | None = None
         self.kept: tuple[str, ...] = ()
@@ -162,14 +161,13 @@ class StorageReader(TorchStorageReader):
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Leave out what is not read on this rank, and tell rank 0 what was asked for."""
         answers = self._described.asked
-        known = {key: answer for key, answer in answers.items() if answer is not None}
-        self.kept = tuple(key for key, answer in known.items() if answer.value is None)
+        self.kept = tuple(key for key, answer in answers.items() if _value(answer) is None)
         asked = Asked(
-            {key: (answer.section, answer.entry, answer.head) for key, answer in known.items()},
-            tuple(key for key, answer in answers.items() if answer is None) if self._strict else (),
+            {key: (a.section, a.entry, a.head) for key, a in answers.items() if a is not None},
+            tuple(key for key, answer in answers.items() if answer is None),
             self._described.keys_of.mixed(self.param_groups),
         )
-        items = [item for item in plan.items if _value(known.get(item.dest_index.fqn)) is not None]
+        items = [item for item in plan.items if _value(answers[item.dest_index.fqn]) is not None]
         return replace(plan, items=items, storage_data=asked)
 
     @in_python
@@ -272,26 +270,22 @@ def _value(answer: Answer | None) -> Value | None:
 class _Described(dict[str, Any]):
     """The descriptions of a checkpoint's values for DCP's planner, which looks up every key of a state dict.
 
-    It lists the keys of the saved tree, and also has those that mean the same values. If keys are checked, it seems to
-    have every key, so that the planner goes on, and all missing keys are told at once.
+    It lists the keys of the saved tree, and also has those that mean the same values. It seems to have every key, so
+    that the planner goes on: then all missing keys are told at once, or their values are kept.
     """
 
-    def __init__(self, state: SavedState, keys: Keys, strict: bool) -> None:
+    def __init__(self, state: SavedState, keys: Keys) -> None:
         super().__init__({entry.saved: _description(entry.value) for entry in state.entries})
-        self.keys_of, self._strict = keys, strict
+        self.keys_of = keys
         self.asked: dict[str, Answer | None] = {}
 
     def __contains__(self, key: object) -> bool:
-        return self._answer(str(key)) is not None or self._strict
+        return True
 
     def __getitem__(self, key: str) -> Any:
-        answer = self._answer(key)
-        return _description(None if answer is None else answer.value)
-
-    def _answer(self, key: str) -> Answer | None:
         if key not in self.asked:
             self.asked[key] = self.keys_of.find(key)
-        return self.asked[key]
+        return _description(_value(self.asked[key]))
 
 
 def _description(value: Value | None) -> Any:

@@ -1,0 +1,80 @@
+"""Names that only the model or only the checkpoint has: refused, or kept when that is asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+import ckptools
+from ckptools.errors import RefusedError
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+class Net(nn.Module):
+    """Two layers and the output, whose weight is that of the first or its own."""
+
+    def __init__(self, layers: int = 2, tied: bool = True) -> None:
+        super().__init__()
+        self.emb = nn.Embedding(5, 4)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(layers))
+        self.head = nn.Linear(4, 5, bias=False)
+        if tied:
+            self.head.weight = self.emb.weight
+
+
+def saved(folder: Path, model: nn.Module, *without: str) -> Path:
+    state = {name: value for name, value in model.state_dict().items() if name not in without}
+    torch.save({"model": state, "step": 3}, folder / "saved.pt")
+    return folder / "saved.pt"
+
+
+def test_a_name_that_the_checkpoint_lacks_is_refused_and_keeps_its_value_when_asked(tmp_path: Path) -> None:
+    one, other = Net(2), Net(3)
+    path, own = saved(tmp_path, one), other.layers[2].weight.clone()
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    with pytest.raises(RefusedError, match=r"lacks 2 keys: model\.layers\.2\.bias, model\.layers\.2\.weight"):
+        ckptools.load(other, path)
+    assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+    loaded = ckptools.load(other, path, strict=False)
+    assert loaded.kept == ("model.layers.2.weight", "model.layers.2.bias")
+    assert torch.equal(other.layers[2].weight, own) and torch.equal(other.layers[1].weight, one.layers[1].weight)
+
+
+def test_a_name_that_the_model_lacks_is_refused_and_told_when_it_is_left(tmp_path: Path) -> None:
+    one, other = Net(3), Net(2)
+    path = saved(tmp_path, one)
+    with pytest.raises(RefusedError, match=r"has 2 keys: model\.layers\.2\.weight, .* that nothing here asks for"):
+        ckptools.load(other, path)
+    loaded = ckptools.load(other, path, strict=False)
+    assert loaded.not_loaded == ("model.layers.2.weight", "model.layers.2.bias", "step")
+    assert torch.equal(other.emb.weight, one.emb.weight)
+
+
+def test_dcp_load_keeps_what_the_checkpoint_lacks_when_asked(tmp_path: Path) -> None:
+    one, other = Net(2), Net(3)
+    own, state = other.layers[2].weight.clone(), {"model": other.state_dict(), "epoch": 7}
+    reader = ckptools.StorageReader(saved(tmp_path, one), strict=False)
+    dcp.load(state, storage_reader=reader)
+    assert set(reader.kept) == {"model.layers.2.weight", "model.layers.2.bias", "epoch"}
+    assert torch.equal(other.layers[2].weight, own) and state["epoch"] == 7
+    assert torch.equal(other.emb.weight, one.emb.weight)
+
+
+@pytest.mark.parametrize("gone", ["head.weight", "emb.weight"])
+def test_of_a_tied_tensor_one_name_is_enough(gone: str, tmp_path: Path) -> None:
+    one, other = Net(), Net()
+    assert ckptools.load(other, saved(tmp_path, one, gone)).kept == ()
+    assert torch.equal(other.head.weight, one.emb.weight) and other.head.weight is other.emb.weight
+
+
+def test_two_tensors_of_equal_values_are_not_tied(tmp_path: Path) -> None:
+    other = Net(tied=False)
+    with torch.no_grad():
+        other.head.weight.copy_(other.emb.weight)
+    with pytest.raises(RefusedError, match=r"lacks 1 key: model\.head\.weight"):
+        ckptools.load(other, saved(tmp_path, Net(), "head.weight"))
