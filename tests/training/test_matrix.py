@@ -43,7 +43,7 @@ RESUMED = [
     pytest.param(training, layout, id=f"{training.name}-{layout}")
     for training in TRAININGS
     if training.resumed
-    for layout in (*training.layouts, *(["broadcast"] if training.broadcast else []))
+    for layout in training.layouts
 ]
 
 PUT = [
@@ -78,7 +78,6 @@ def gone_on_from(training: Training, runs: dict[str, dict[str, Any]], folder: Pa
             to_the_end=to_the_end(training),
             others=training.others,
             elsewhere=[str(folder / name) for name in training.elsewhere],
-            broadcast=training.broadcast,
             **training.choices,
         )
     return runs[training.name]
@@ -98,7 +97,7 @@ def told(training: Training, layout: str, full: Path) -> dict[str, Path]:
 
 def consolidated(folder: Path, out: Path, only: str | None, **told: Path) -> dict[str, torch.Tensor]:
     """What ckptools makes of a checkpoint: tensors of model and optimizer under fqns, by way of a DCP folder."""
-    ckptools.open(folder, **told).consolidate(out / "all.dcp", only=only)
+    ckptools.open(folder, **told).consolidate(out / "all.dcp", only=only, layout="flat")
     dcp_to_torch_save(out / "all.dcp", out / "all.pt")
     state = torch.load(out / "all.pt", weights_only=False)  # generators of NumPy are in it
     optimizer = nested(state.get("optimizer", {}))
@@ -170,7 +169,7 @@ def test_a_run_that_begins_with_it_is_bit_for_bit_the_one_that_was_not_stopped(
         assert found["put otherwise"] == (["at"] if layout == "snapshot" else [])
         assert any("random states" in line for line in found["said"])
     else:
-        assert equal(found) if layout in (*to_the_end(training), "broadcast") else put(found), found
+        assert equal(found) if layout in to_the_end(training) else put(found), found
 
 
 @pytest.mark.slow
