@@ -69,7 +69,6 @@ NAMES: dict[str, str] = {
     "huggingface": "",
 }
 
-LOADS = ("each", "broadcast")
 LAUNCHERS = ("elastic", "spawn")
 
 BACKENDS = ("gloo", "nccl")
@@ -141,7 +140,6 @@ class ResumeOptions:
     resume: str | None = option(
         None, "Go on from this checkpoint, or from the newest whole one in this folder.", common=True, metavar="PATH"
     )
-    load: str = option("each", f"How it is read: {' or '.join(LOADS)}, where rank 0 reads for all.")
     save_every: int | None = option(
         None, "Also save each time this many steps are done; folders are called step-N.", common=True
     )
@@ -304,7 +302,6 @@ WORDS: dict[str, tuple[str, ...]] = {
     "precision": ("fp32", "bf16"),
     "files_per_rank": ("one", "several"),
     "items": ("torch", "safetensors"),
-    "load": LOADS,
     "launcher": LAUNCHERS,
     "rdzv_backend": ("static", "c10d"),
     "world_size_from": ("env", "argument"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,24 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.futures import Future
+from torch import nn
 
 from ckptools import api
 from ckptools.cluster.environment import restarts
@@ -39,12 +21,13 @@ from ckptools.cluster.rank_0 import made_by_rank_0
 from ckptools.errors import CkptoolsError, NotWholeError, ReadError, UsageError
 from ckptools.files.opening import path_of
 from ckptools.formats.open import open_checkpoint
+from ckptools.loading.load import load
 from ckptools.ls import rows
 from ckptools.ls.record import CheckpointRow
 from ckptools.ls.rows import NO_MODEL, row_of
 from ckptools.ls.search import Opened, RunSearch
 from ckptools.model.tree import NumpyArray, nodes_in
-from ckptools.text import first_line, plural
+from ckptools.text import plural
 from ckptools.training import output
 from ckptools.training.model import (
     TIED,
@@ -64,73 +47,13 @@ from ckptools.training.output import opened_by
 from ckptools.training.run import Run, Say
 
 if TYPE_CHECKING:
-    from ckptools.training_state.optimizers import Optimizer
+    from ckptools.loading.options import LoadOptions
+    from ckptools.model.regions import Ints
 
 
-# -- a checkpoint that ckptools has opened, as a storage that `dcp.load` fills a run from ------------------------------
-# `dcp.load` asks for the box of each tensor that this rank's state dict holds. So a rank reads only the boxes that it
-# keeps, and this code does not need to know how this run or the saved run is spread over ranks.
-
-
-Saved = api.Tensor | Tensor
-"""A whole tensor of a checkpoint: a lazy tensor, read when it is sliced, or a loaded tensor."""
-
-
-class OpenedReader(FileSystemReader):
-    """Reads boxes of whole tensors by their key, the same tensors on every rank; one tensor at a time is in memory.
-
-    Every rank reads its own boxes; with `broadcast` rank 0 reads whole tensors and sends them to all.
-    """
-
-    def __init__(self, path: Path, tensors: Mapping[str, Saved], broadcast: bool) -> None:
-        super().__init__(path)
-        self.tensors, self.broadcast = tensors, broadcast
-
-    def read_metadata(self, *_: Any, **_more: Any) -> Metadata:
-        """Describe every tensor as one chunk, because ckptools itself finds its bytes in the files."""
-        described: dict[str, Any] = {}
-        for key, saved in self.tensors.items():
-            dtype = saved.dtype if isinstance(saved, Tensor) else getattr(torch, saved.dtype)
-            size = torch.Size(saved.shape)
-            whole = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
-            described[key] = TensorStorageMetadata(TensorProperties(dtype), size, [whole])
-        return Metadata(described, storage_data={})
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill the boxes that this rank asks for, tensor by tensor, on all ranks in the same order."""
-        wanted: dict[str, list[ReadItem]] = defaultdict(list)
-        for item in plan.items:
-            wanted[item.storage_index.fqn].append(item)
-        for key, saved in self.tensors.items():
-            whole = saved if isinstance(saved, Tensor) or not self.broadcast else made_by_rank_0(saved.load)
-            for item in wanted[key]:
-                box = zip(item.storage_offsets, item.lengths, strict=True)
-                target = planner.resolve_tensor(item).detach()
-                target.copy_(whole[tuple(slice(offset, offset + length) for offset, length in box)])
-                planner.commit_tensor(item, target)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-
-def fill(state: dict[str, Any], reader: OpenedReader) -> None:
-    """Read this rank's part of every tensor of a flat state dict into it; a collective.
-
-    Raises:
-        CkptoolsError: a rank could not read a tensor; raised on all ranks.
-        ReadError: the checkpoint lacks a tensor that the state dict has.
-    """
-    try:
-        load(state, storage_reader=reader)
-    except CheckpointException as error:
-        failure, _ = next(iter(error.failures.values()))
-        if isinstance(failure, CkptoolsError):
-            raise failure from None
-        raise ReadError(Path(reader.path), f"cannot be read into this run: {first_line(failure)}") from error
-
-
-# -- the state that a run needs to go on, from a checkpoint of any layout; nothing that the files name is run ----------
+# -- the state that a run needs beside model and optimizer, from a checkpoint of any layout ----------------------------
 # ckptools finds model, optimizer, scheduler and random states; this code finds the counters of a run, by their keys.
+# Nothing that the files name is run. Rank 0 reads all of it for the other ranks.
 
 
 # Counters of whole passes over the data, where nothing finer is known; the second is from torch's tutorials.
@@ -139,34 +62,34 @@ EPOCHS = ("epoch", "EPOCHS_RUN")
 
 @dataclass
 class SavedRun:
-    """The part of a checkpoint that resuming needs.
+    """The part of a checkpoint that resuming needs, without the values of model and optimizer.
 
     Attributes:
-        folder: the folder that holds its files, which may be below `path`.
         step: optimizer steps that were taken.
+        losses: the losses before each of these steps, from the file beside the checkpoint; empty if they are unknown.
         position: position of the run in its data; None if unknown.
-        model: whole tensors by fqn.
-        moments: the optimizer's state by fqn and name, as whole tensors, 0-d for numbers; empty without an optimizer.
-        param_groups: the optimizer's param groups, with fqns as `params`.
+        shapes: shapes of the model's tensors, by fqn.
+        with_state: fqns of the parameters that have optimizer state; empty without an optimizer.
+        names: names of the parameters in the order of the optimizer's numbers; None if the files have the names.
         optimizer_name: the optimizer's name in the checkpoint, which may be its class; empty without an optimizer.
         scheduler: the scheduler's state dict; empty without a scheduler.
         random: the random states of all ranks, in their order; of one rank if only that rank has saved its states.
     """
 
     path: Path
-    folder: Path
     step: int
+    losses: list[float]
     position: Position | None
-    model: dict[str, Saved]
-    moments: dict[str, dict[str, Saved]]
-    param_groups: list[dict[str, Any]]
+    shapes: dict[str, Ints]
+    with_state: frozenset[str]
+    names: list[str] | None
     optimizer_name: str
     scheduler: dict[str, Any]
     random: list[RandomState]
 
 
 def read(ck: api.Checkpoint, names: list[str], batch: int) -> SavedRun:
-    """Find all state for resuming in a checkpoint that was opened with all ranks.
+    """Find what resuming needs in a checkpoint that was opened with all ranks.
 
     `names` are the fqns of the optimizer's parameters in its order, for layouts that number parameters. `batch` is the
     number of sequences per share and step, for layouts that count steps only.
@@ -174,48 +97,35 @@ def read(ck: api.Checkpoint, names: list[str], batch: int) -> SavedRun:
     Raises:
         ReadError: the checkpoint cannot be read.
     """
-    model: dict[str, Saved] = {name: value for name, value in ck.model.items() if isinstance(value, api.Tensor)}
+    model = {name: value.shape for name, value in ck.model.items() if isinstance(value, api.Tensor)}
     # A module around the model puts its name before every fqn, such as Lightning's `model.`.
     ends = (name.removesuffix(names[0]) for name in model if name == names[0] or name.endswith("." + names[0]))
     prefix = next((prefix for prefix in ends if all(prefix + name in model for name in names)), "")
-    fqns: dict[Any, str] = {f"?{number}": name for number, name in enumerate(names)} | dict(enumerate(names))
-    fqns |= {prefix + name: name for name in names}
-    plain_names = {name.removeprefix(prefix): value for name, value in model.items()}
+    shapes = {name.removeprefix(prefix): shape for name, shape in model.items()}
     # safetensors files do not have the second names of tied tensors.
-    tied = {name: plain_names[tied_to] for name, tied_to in TIED.items() if tied_to in plain_names}
+    tied = {name: shapes[tied_to] for name, tied_to in TIED.items() if tied_to in shapes}
     optimizer_name, optimizer = next(iter(ck.optimizers.items()), ("", None))
-    moments = _moments(optimizer, fqns) if optimizer else {}
+    states: Mapping[Any, Any] = optimizer.state if optimizer else {}
+    numbered = dict(enumerate(names))
     random = [state for tree in _by_rank(ck) if (state := find_random_states(_plain(tree)))]
     # The step as the checkpoint states it, else as the optimizer has counted.
-    counted = (int(_plain(state["step"])) for state in moments.values() if "step" in state)
+    counted = (int(_plain(state["step"])) for state in states.values() if "step" in state)
     step = max(counted, default=0) if ck.step.value is None else int(ck.step.value)
     # A single file was written by one rank for all ranks, and does not say how many they were.
     ranks = None if len(ck.files) == 1 and ck.world_size.value == 1 else ck.world_size.value
+    folder = Path(os.path.commonpath([file.path.parent for file in ck.files])) if ck.files else ck.path
     return SavedRun(
         path=ck.path,
-        folder=Path(os.path.commonpath([file.path.parent for file in ck.files])) if ck.files else ck.path,
         step=step,
+        losses=output.read_losses(folder, step),
         position=_position(ck, step, len(first_of_shares(random)) or ranks, batch),
-        model=tied | plain_names,
-        moments=moments,
-        param_groups=_param_groups(optimizer, fqns) if optimizer else [],
+        shapes=tied | shapes,
+        with_state=frozenset(numbered.get(key, str(key).removeprefix(prefix)) for key in states),
+        names=[prefix + name for name in names] if optimizer and optimizer.naming.by != "fqn" else None,
         optimizer_name=optimizer_name,
         scheduler=next((_plain(value) for value in ck.schedulers.values()), {}),
         random=random,
     )
-
-
-def _moments(optimizer: Optimizer, fqns: Mapping[Any, str]) -> dict[str, dict[str, Saved]]:
-    # A number of the optimizer, such as `step`, is a 0-d tensor in some layouts and a plain number in others.
-    return {
-        fqns.get(key, key): {n: v if isinstance(v, api.Tensor) else torch.tensor(v) for n, v in state.items()}
-        for key, state in optimizer.state.items()
-    }
-
-
-def _param_groups(optimizer: Optimizer, fqns: Mapping[Any, str]) -> list[dict[str, Any]]:
-    groups = ((_plain(dict(group)), group.names) for group in optimizer.param_groups)
-    return [{**values, "params": [fqns.get(name, name) for name in names]} for values, names in groups]
 
 
 def _position(ck: api.Checkpoint, step: int, shares: int | None, batch: int) -> Position | None:
@@ -260,8 +170,8 @@ def _plain(value: Any) -> Any:
 
 
 # -- going on from a checkpoint, as if the run had never stopped -------------------------------------------------------
-# `dcp.load` fills this run's state dict, and `set_model_state_dict` and `set_optimizer_state_dict` put it into the run:
-# strategy, number of ranks and layout may differ from those of the saved run.
+# `ckptools.load` fills model and optimizer: strategy, number of ranks and layout may be others than those of the saved
+# run.
 #
 # A run resumes from the newest whole checkpoint, by the search and the checks of `ls --deep`. Unlike `ls` it may also
 # be given one checkpoint, or know the checkpoints that it has saved itself. It never resumes from its own `full.pt`,
@@ -286,10 +196,9 @@ def resume(run: Run, paths: list[Path], report: Say) -> None:
     path = made_by_rank_0(lambda: newest_whole(paths, report, model))
     if path is None:
         raise NotWholeError(paths[-1], "is not whole, and no other checkpoint is there to go on from")
-    each = run.options.resuming.load == "each"
-    saved = _open(run, model, path) if each else made_by_rank_0(lambda: _open(run, model, path))
+    saved = made_by_rank_0(lambda: _open(run, model, path))
     _refuse_another(run, model, saved)
-    _restore(run, saved)
+    _restore(run, model, saved)
     for line in _summary(run, saved):
         report(line)
 
@@ -304,7 +213,7 @@ def _refuse_another(run: Run, model: Transformer, saved: SavedRun) -> None:
     """Refuse a checkpoint that this run cannot go on from, before anything of the run has changed."""
     for name, value in model.state_dict().items():
         expected = tuple(value.shape)
-        found = tuple(saved.model[name].shape) if name in saved.model else "not there"
+        found = saved.shapes.get(name, "not there")
         if found != expected:
             raise UsageError(saved.path, f"is of another model: {name} is {found}, expected {expected}")
     if saved.optimizer_name in OPTIMIZERS and saved.optimizer_name != run.options.optimizer:
@@ -314,48 +223,25 @@ def _refuse_another(run: Run, model: Transformer, saved: SavedRun) -> None:
             raise UsageError(saved.path, f"was trained with --scheduler {name}; give it here too")
     if saved.step >= run.options.steps:
         raise UsageError(saved.path, f"is at step {saved.step} already; add --steps {saved.step + 1} or more")
-    stateless = set(trained_names(run.options.optimizer, model)) - saved.moments.keys()
-    if saved.moments and stateless:
+    stateless = set(trained_names(run.options.optimizer, model)) - saved.with_state
+    if saved.with_state and stateless:
         raise UsageError(saved.path, f"holds no optimizer state of {min(stateless)}, which is trained here")
 
 
-def _restore(run: Run, saved: SavedRun) -> None:
-    # When asked for its state dict, an optimizer without steps makes moments of zero, which are then filled.
-    model = dict(get_model_state_dict(run.model))
-    optimizer: dict[str, Any] = {"state": {}}
-    if saved.moments:
-        optimizer |= get_optimizer_state_dict(run.model, run.optimizer)
-    reader = OpenedReader(saved.path, by_key(saved.model, saved.moments), run.options.resuming.load == "broadcast")
-    fill(by_key(model, optimizer["state"]), reader)
-    set_model_state_dict(run.model, model)
-    if saved.moments:
-        optimizer["param_groups"] = [_as_saved(group, saved) for group in optimizer["param_groups"]]
-        set_optimizer_state_dict(run.model, run.optimizer, optimizer)
+def _restore(run: Run, model: Transformer, saved: SavedRun) -> None:
+    given: LoadOptions = {"shapes": model}
+    if saved.names is not None:
+        given["names"] = saved.names
+    load(run.model, saved.path, run.optimizer if saved.with_state else None, **given)
     _restore_scheduler(run, saved)
     share, shares = run.strategy.data_share(run.options)
     run.step = saved.step
     run.position = (saved.position or Position()).aligned(shares)
-    run.losses = output.read_losses(saved.folder, saved.step)
+    run.losses = list(saved.losses)
     # Last, for building and loading a model draw random numbers too.
     own = own_random_states(saved.random, share, shares, dist.get_rank() if _draws_apart(run, saved) else None)
     if own is not None:
         restore_random_states(own, run.device)
-
-
-def by_key(model: dict[str, Any], moments: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """Put model and optimizer into one flat dict, as DCP takes it."""
-    keys = {f"model.{fqn}": value for fqn, value in model.items()}
-    return keys | {f"optimizer.{fqn}.{name}": value for fqn, state in moments.items() for name, value in state.items()}
-
-
-def _as_saved(group: dict[str, Any], saved: SavedRun) -> dict[str, Any]:
-    """Put the saved hyperparameters into a param group; `betas`, which may have become a list, is a tuple again.
-
-    The saved group is the one with a parameter in common: other pipeline stages may have the other parameters of it.
-    """
-    found = next((other for other in saved.param_groups if set(group["params"]) & set(other["params"])), {})
-    known = {key: value for key, value in found.items() if key in group and key != "params"}
-    return {**group, **{key: tuple(v) if isinstance(group[key], tuple) else v for key, v in known.items()}}
 
 
 def _restore_scheduler(run: Run, saved: SavedRun) -> None:
@@ -373,7 +259,8 @@ def _restore_scheduler(run: Run, saved: SavedRun) -> None:
 def _summary(run: Run, saved: SavedRun) -> Iterator[str]:
     """Yield lines that say where the run resumes, and which state does not continue as it was."""
     yield f"resumed from {saved.path}: step {run.step}, epoch {run.epoch}, sample {run.position.samples}"
-    missing = [name for name, value in {"optimizer": saved.moments, "random states": saved.random}.items() if not value]
+    held = {"optimizer": saved.with_state, "random states": saved.random}
+    missing = [name for name, value in held.items() if not value]
     if saved.position is None or not saved.position.exact:
         missing.append("position in the data" if saved.position is None else "position in the epoch")
     if missing:

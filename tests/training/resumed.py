@@ -55,7 +55,6 @@ class What:
         to_the_end: those of these from which it goes on, to the same end.
         others: strategies that the first layout is put into as well.
         elsewhere: folders of other runs of this kind, whose checkpoints in each layout are put into this one.
-        broadcast: go on from the first layout with rank 0 reading for all.
         without: go on from the first layout without each thing that a checkpoint keeps.
     """
 
@@ -64,7 +63,6 @@ class What:
     to_the_end: Sequence[str] = ()
     others: Sequence[str] = ()
     elsewhere: Sequence[str] = ()
-    broadcast: bool = False
     without: bool = False
 
 
@@ -81,9 +79,6 @@ def go_on_from_each(options: CreateOptions, what: What) -> None:
     truth = state(run)
     found = {name: put_into(asked, out / name, middle[0])[1] for name in what.resumed if name not in what.to_the_end}
     found |= {name: went_on(asked, out / name, middle[0], truth) for name in what.to_the_end}
-    if what.broadcast:
-        resuming = dataclasses.replace(asked.resuming, load="broadcast")
-        found["broadcast"] = went_on(dataclasses.replace(asked, resuming=resuming), out / first, middle[0], truth)
     for name, spoil in WITHOUT.items() if what.without else ():
         found[f"without {name}"] = went_on(asked, out / first, middle[0], truth, spoil)
     for other in what.others:

@@ -166,7 +166,6 @@ def test_a_run_goes_on_in_its_own_folder(run: Path, undisturbed: Path) -> None:
         (("--kill", "1"), "--kill 1: expected RANK:STEP, such as 1:3"),
         (("--kill", "2:3"), "there is no rank 2 of 2"),
         (("--kill", "1:7"), "there is no step 7; --steps is 6"),
-        (("--load", "some"), "choose from each, broadcast"),
         (("--resume", "nowhere"), "nowhere: no such file or folder to go on from"),
         (("--save-every", 0), "--save-every 0: must be at least 1"),
         (("--max-restarts", -1), "--max-restarts -1: must be at least 0"),

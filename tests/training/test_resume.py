@@ -10,17 +10,15 @@ import torch
 import torch.distributed as dist
 
 from ckptools import api
+from ckptools.cluster.rank_0 import made_by_rank_0
 from ckptools.errors import ReadError
-from ckptools.training.resuming import OpenedReader, fill
-from ckptools.training.run import made_by_rank_0
 from tests.training.forked import run_ranks
-from tests.training.rank_files import lone_group
 from tests.training.resumed import WITHOUT, gone_on
 
 
 @pytest.fixture(scope="session")
 def fsdp2(folder: Path) -> dict[str, Any]:
-    return gone_on(folder / "gone-on-fsdp2", "fsdp2", "composer", "composer-dcp", broadcast=True, without=True)
+    return gone_on(folder / "gone-on-fsdp2", "fsdp2", "composer", "composer-dcp", without=True)
 
 
 @pytest.mark.parametrize("what", WITHOUT)
@@ -57,11 +55,3 @@ def test_what_rank_0_cannot_read_is_told_to_all(tmp_path: Path) -> None:
     torch.save({"weight": torch.ones(3)}, tmp_path / "model.pt")
     run_ranks(2, read_what_is_gone, tmp_path / "model.pt")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["told-0", "told-1"]
-
-
-def test_what_is_gone_while_it_is_read_is_one_line(tmp_path: Path) -> None:
-    torch.save({"weight": torch.ones(3)}, tmp_path / "model.pt")
-    saved = api.open(tmp_path / "model.pt").model["weight"]
-    (tmp_path / "model.pt").unlink()
-    with lone_group(), pytest.raises(ReadError, match=r"model\.pt"):
-        fill({"weight": torch.zeros(3)}, OpenedReader(tmp_path, {"weight": saved}, broadcast=False))

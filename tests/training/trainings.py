@@ -20,7 +20,6 @@ class Training:
         resumed: another run begins with each layout, and goes on to the end from those of `to_the_end`.
         others: strategies that go on from the first layout, on as many ranks.
         elsewhere: names of trainings whose checkpoints this one goes on from as well, though of more ranks or fewer.
-        broadcast: also go on with rank 0 reading for all.
     """
 
     strategy: str
@@ -30,7 +29,6 @@ class Training:
     resumed: bool = True
     others: tuple[str, ...] = ()
     elsewhere: tuple[str, ...] = ()
-    broadcast: bool = False
 
     @property
     def name(self) -> str:
@@ -62,8 +60,8 @@ TRAININGS = (
     Training("tp", written_with("tp")),
     Training("fsdp2-tp", written_with("fsdp2-tp"), 4, others=("hsdp", "hsdp-tp", "tp")),
     Training("hsdp-tp", written_with("hsdp-tp"), 8, resumed=False),
-    Training("hsdp-tp", written_with("hsdp-tp"), 4, {"replicas": 1}, broadcast=True),
-    Training("pipeline", written_with("pipeline"), 3, elsewhere=("fsdp2-tp", "ddp"), broadcast=True),
+    Training("hsdp-tp", written_with("hsdp-tp"), 4, {"replicas": 1}),
+    Training("pipeline", written_with("pipeline"), 3, elsewhere=("fsdp2-tp", "ddp")),
     Training("moe", written_with("moe"), others=("ddp", "fsdp1", "fsdp2", "pipeline")),
 )
 
