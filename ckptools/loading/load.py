@@ -226,11 +226,15 @@ def _materialize(model: nn.Module, device: torch.device | str | None, optimizer:
         named = f"{plural(len(lost), 'buffer')} on the meta device that no checkpoint holds: {first_few(lost, 3)}"
         raise UsageError(None, f"the model has {named}; compute them on a device first")
 
+    made_of: dict[Tensor, Tensor] = {}
+
     def made(value: Tensor) -> Tensor:
         if not value.is_meta:
             return value
-        where = device or (value.device_mesh.device_type if isinstance(value, DTensor) else "cpu")
-        return torch.empty_like(value, device=where)
+        if value not in made_of:
+            where = device or (value.device_mesh.device_type if isinstance(value, DTensor) else "cpu")
+            made_of[value] = torch.empty_like(value, device=where)
+        return made_of[value]
 
     names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
