@@ -29,7 +29,7 @@ MOST_NAMED = 5
 MOST_COMPARED = 20_000
 """At most this many keys are searched for the nearest one."""
 
-STATE, GROUPS = "state.", "param_groups."
+STATE, GROUPS, PARAMS = "state.", "param_groups.", "params"
 
 CONTAINERS = frozenset((*MODEL_KEYS, OPTIMIZER, "optim", "optimizers", "state", "app"))
 """Keys below which scripts keep a state dict; any other may be a module's."""
@@ -43,12 +43,14 @@ class Answer(NamedTuple):
         entry: the number of its entry; None for a param group's value.
         section: `model` or `optimizer` if the key was found there, else empty.
         head: the part of the key before the part that stands in the section.
+        group: the number of the param group whose parameters the key lists; their names are `Keys.listed`.
     """
 
     value: Value | None
     entry: int | None = None
     section: str = ""
     head: str = ""
+    group: int | None = None
 
 
 class Keys:
@@ -66,6 +68,8 @@ class Keys:
         self._same_world = state.world_size == world_size
         entries = state.entries
         self._exact = {e.flat: n for n, e in enumerate(entries)} | {e.saved: n for n, e in enumerate(entries)}
+        for number in range(len(state.groups)):
+            self._exact.pop(f"{OPTIMIZER}.{GROUPS}{number}.{PARAMS}", None)  # its names are `listed`
         flat = [(*entry.flat.partition("."), n) for n, entry in enumerate(entries)]
         models = {rest: n for section, _, rest, n in flat if section == MODEL and rest}
         self._around = module_around(models)
@@ -76,7 +80,7 @@ class Keys:
             if section == OPTIMIZER and rest.startswith(STATE)
         }
         self._group_of = {
-            str(fqn).removeprefix(self._around): group for group in state.groups for fqn in group.get("params", ())
+            str(fqn).removeprefix(self._around): group for group in state.groups for fqn in group.get(PARAMS, ())
         }
         self._hyperparameters = {name for group in state.groups for name in group}
 
@@ -122,9 +126,10 @@ class Keys:
         modules, group = self._group(parameter)
         if group is None:
             return None
-        # torch adds hyperparameters over time; the checkpoint of an older one does not have the newer ones. Which
-        # parameters are in a group, the running optimizer knows.
-        known = hyperparameter in self._hyperparameters and hyperparameter != "params"
+        if parameter.isdecimal() and hyperparameter == PARAMS:
+            return Answer(b"", None, OPTIMIZER, ".".join(head), int(parameter))
+        # torch adds hyperparameters over time; the checkpoint of an older one does not have the newer ones.
+        known = hyperparameter in self._hyperparameters and hyperparameter != PARAMS
         return Answer(group.get(hyperparameter) if known else None, None, OPTIMIZER, ".".join((*head, *modules)))
 
     def _group(self, name: str) -> tuple[Sequence[str], Mapping[str, Any] | None]:
@@ -144,8 +149,8 @@ class Keys:
             groups: the running param groups; `params` are fqns.
         """
         for number, group in enumerate(groups):
-            saved = [(name, self._group(without_wrappers(name))[1] or {}) for name in group["params"]]
-            for hyperparameter in sorted(group.keys() & self._hyperparameters - {"params"}):
+            saved = [(name, self._group(without_wrappers(name))[1] or {}) for name in group[PARAMS]]
+            for hyperparameter in sorted(group.keys() & self._hyperparameters - {PARAMS}):
                 values = [(name, own[hyperparameter]) for name, own in saved if hyperparameter in own]
                 other = next((name for name, value in values if value != values[0][1]), None)
                 if other is not None:
@@ -163,6 +168,17 @@ class Keys:
             if words_of_another_model(parts[:n]):
                 return
             yield parts[:n], ".".join(parts[n:])
+
+    def listed(self, group: int, asked: Mapping[str, Answer | None]) -> list[object]:
+        """The parameters of a group, by which torch finds the group of each running parameter.
+
+        Their names have the module around the model in front if the optimizer's states are asked for with it.
+        """
+        numbers = ((key, a.entry) for key, a in asked.items() if a is not None and a.section == OPTIMIZER)
+        inside = ((key, self._state.entries[n].flat.partition(".")[2]) for key, n in numbers if n is not None)
+        in_full = any(name.startswith(STATE) and key.endswith(name) for key, name in inside)
+        names = self._state.groups[group][PARAMS]
+        return [n if in_full or not isinstance(n, str) else n.removeprefix(self._around) for n in names]
 
     def _number(self, names: Mapping[str, int], rest: str, head: Sequence[str]) -> int | None:
         """The entry of a name; a module around all names is passed over only below keys that are no module's."""

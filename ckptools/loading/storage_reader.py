@@ -217,8 +217,13 @@ class StorageReader(TorchStorageReader):
     def _fill(self, plan: LoadPlan, planner: LoadPlanner, checks: RecordChecks) -> None:
         tensors: list[tuple[ReadItem, SavedTensor, Tensor]] = []
         for item in plan.items:
-            value = _value(self._described.asked[item.dest_index.fqn])
-            if item.type == LoadItemType.BYTE_IO:
+            answer = self._described.asked[item.dest_index.fqn]
+            value = _value(answer)
+            if answer is not None and answer.group is not None:
+                names = io.BytesIO()
+                torch.save(self._described.keys_of.listed(answer.group, self._described.asked), names)
+                planner.load_bytes(item, io.BytesIO(names.getvalue()))
+            elif item.type == LoadItemType.BYTE_IO:
                 assert isinstance(value, bytes)
                 planner.load_bytes(item, io.BytesIO(value))
             else:

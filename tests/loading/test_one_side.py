@@ -8,6 +8,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 import ckptools
 from ckptools.errors import RefusedError
@@ -78,3 +83,54 @@ def test_two_tensors_of_equal_values_are_not_tied(tmp_path: Path) -> None:
         other.head.weight.copy_(other.emb.weight)
     with pytest.raises(RefusedError, match=r"lacks 1 key: model\.head\.weight"):
         ckptools.load(other, saved(tmp_path, Net(), "head.weight"))
+
+
+def test_tied_weights_of_a_model_on_the_meta_device_stay_tied(tmp_path: Path) -> None:
+    one = Net()
+    with torch.device("meta"):
+        other = Net()
+    for net in (one, other):
+        net.register_buffer("scale", torch.ones(2, device=net.emb.weight.device))
+        net.head.register_buffer("scale", net.scale)
+    ckptools.load(other, saved(tmp_path, one))
+    assert other.head.weight is other.emb.weight and torch.equal(other.emb.weight, one.emb.weight)
+    assert other.head.scale is other.scale and not torch.__future__.get_swap_module_params_on_conversion()
+
+
+class Trained(nn.Module):
+    """A model below the name `model`, as a LightningModule has it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+
+def optimizer_of(model: nn.Module, lr: float, first: int) -> torch.optim.Optimizer:
+    """Two groups, of which one has no decay: biases, or all other parameters."""
+    parts = [[p for p in model.parameters() if (p.ndim > 1) is many] for many in (True, False)]
+    groups = [{"params": parts[n], "weight_decay": (0.1, 0.0)[n]} for n in (first, 1 - first)]
+    optimizer = torch.optim.AdamW(groups, lr=lr)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize("around", [True, False], ids=["with the module around", "without it"])
+@pytest.mark.parametrize("flat", [True, False])
+def test_groups_in_another_order_get_their_own_hyperparameters_in_dcp_load(
+    flat: bool, around: bool, tmp_path: Path
+) -> None:
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    one, other = Trained(Net()), Net()
+    saving = optimizer_of(one, 0.5, first=1)
+    state = {"model": one.state_dict(), "optim": get_optimizer_state_dict(one, saving, options=options)}
+    dcp.save(state, checkpoint_id=tmp_path / "saved", no_dist=True)
+    into = Trained(other) if around else other
+    running = optimizer_of(other, 0.1, first=0)
+    wanted = {"model": into.state_dict(), "optimizer": get_optimizer_state_dict(into, running)}
+    dcp.load(wanted, storage_reader=ckptools.StorageReader(tmp_path / "saved"))
+    set_optimizer_state_dict(into, running, wanted["optimizer"])
+    assert [(group["weight_decay"], group["lr"]) for group in running.param_groups] == [(0.1, 0.5), (0.0, 0.5)]
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(saving.state[a]["exp_avg"], running.state[b]["exp_avg"])
