@@ -34,7 +34,7 @@ from ckptools.files.opening import File, OpenFiles
 from ckptools.loading.keys import GROUPS, Answer, Asked, Keys, problem_with
 from ckptools.loading.options import LoadOptions, choices_in, opened
 from ckptools.loading.record_checks import Compared, RecordChecks, compared
-from ckptools.loading.saved_state import OPTIMIZER, SavedState, Value, saved_state, stamp_of
+from ckptools.loading.saved_state import MODEL, OPTIMIZER, SavedState, Value, saved_state, stamp_of
 from ckptools.loading.values import read_into
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor as SavedTensor
@@ -127,6 +127,13 @@ class StorageReader(TorchStorageReader):
     def has(self, key: str) -> bool:
         """Whether the checkpoint has a value for a key of a state dict."""
         return self._described.keys_of.find(key) is not None
+
+    def saved_name(self, fqn: str) -> str:
+        """The name that a tensor of the model has in the checkpoint; the given one if the checkpoint lacks it."""
+        answer = self._described.keys_of.find(f"{MODEL}.{fqn}")
+        if answer is None or answer.entry is None:
+            return fqn
+        return self.state.entries[answer.entry].flat.removeprefix(f"{MODEL}.")
 
     @property
     def not_asked(self) -> tuple[str, ...]:

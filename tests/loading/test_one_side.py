@@ -134,3 +134,16 @@ def test_groups_in_another_order_get_their_own_hyperparameters_in_dcp_load(
     assert [(group["weight_decay"], group["lr"]) for group in running.param_groups] == [(0.1, 0.5), (0.0, 0.5)]
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(saving.state[a]["exp_avg"], running.state[b]["exp_avg"])
+
+
+@pytest.mark.parametrize("around", ["", "model."])
+def test_an_optimizer_by_number_is_named_by_the_running_one(around: str, tmp_path: Path) -> None:
+    one, other = Net(), Net()
+    saving, running = optimizer_of(one, 0.5, first=0), optimizer_of(other, 0.1, first=0)
+    # Sorted, so that nothing says in which order the optimizer has its parameters: two layers have one shape.
+    model = {f"{around}{name}": value for name, value in sorted(one.state_dict().items())}
+    torch.save({"state_dict": model, "optimizer_states": [saving.state_dict()], "epoch": 1}, tmp_path / "saved.ckpt")
+    loaded = ckptools.load(other, tmp_path / "saved.ckpt", running)
+    assert loaded.kept == () and running.param_groups[0]["lr"] == 0.5
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b) and torch.equal(saving.state[a]["exp_avg"], running.state[b]["exp_avg"])
