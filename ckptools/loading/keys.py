@@ -67,9 +67,11 @@ class Keys:
         self._state, self._rank, self._strict = state, rank, strict
         self._same_world = state.world_size == world_size
         entries = state.entries
-        self._exact = {e.flat: n for n, e in enumerate(entries)} | {e.saved: n for n, e in enumerate(entries)}
+        groups = f"{OPTIMIZER}.{GROUPS}"
+        self._exact = {e.flat: n for n, e in enumerate(entries) if not e.flat.startswith(groups)}
+        self._exact |= {e.saved: n for n, e in enumerate(entries)}
         for number in range(len(state.groups)):
-            self._exact.pop(f"{OPTIMIZER}.{GROUPS}{number}.{PARAMS}", None)  # its names are `listed`
+            self._exact.pop(f"{groups}{number}.{PARAMS}", None)  # its names are `listed`
         flat = [(*entry.flat.partition("."), n) for n, entry in enumerate(entries)]
         models = {rest: n for section, _, rest, n in flat if section == MODEL and rest}
         self._around = module_around(models)
@@ -126,7 +128,7 @@ class Keys:
         modules, group = self._group(parameter)
         if group is None:
             return None
-        if parameter.isdecimal() and hyperparameter == PARAMS:
+        if parameter.isdecimal() and hyperparameter == PARAMS and PARAMS in group:
             return Answer(b"", None, OPTIMIZER, ".".join(head), int(parameter))
         # torch adds hyperparameters over time; the checkpoint of an older one does not have the newer ones.
         known = hyperparameter in self._hyperparameters and hyperparameter != PARAMS
@@ -135,7 +137,9 @@ class Keys:
     def _group(self, name: str) -> tuple[Sequence[str], Mapping[str, Any] | None]:
         """The saved param group of this number, or with this parameter, and the modules that stand before it here."""
         if name.isdecimal() and int(name) < len(self._state.groups):
-            return (), self._state.groups[int(name)]
+            group = self._state.groups[int(name)]
+            # If its members are not listed, nothing says which of the running groups one of several is.
+            return (), None if PARAMS not in group and len(self._state.groups) > 1 else group
         for inside, below in self._below_modules(name):
             group = self._group_of.get(below.removeprefix(DDP).removeprefix(self._around))
             if group is not None:

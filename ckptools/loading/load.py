@@ -118,7 +118,7 @@ def load(
     if optimizer is not None and reader.state.numbered and not options.get("names"):
         # The running optimizer knows which parameter has which number, if it lists them as the saved one did.
         groups = _groups(get_optimizer_state_dict(model, optimizer))
-        options["names"] = [reader.saved_name(name) for one in groups for name in one["params"]]
+        options["names"] = [[reader.saved_name(name) for name in one["params"]] for one in groups]
         try:
             reader = StorageReader(path, strict=strict, cast=cast, **group, **options)
         except RefusedError as error:

@@ -206,6 +206,8 @@ def _groups(leaves: Sequence[Leaf], values: Sequence[Value]) -> Iterator[dict[st
         if len(leaf.path) == 4 and leaf.path[1] == "param_groups":
             group = listed.setdefault(int(leaf.path[2]), {})
             group[str(leaf.path[3])] = leaf.value if leaf.path[3] == "params" else value
+            if leaf.path[3] == "param_names":  # torch_checkpointing has these alone, as the keys of the states
+                group.setdefault("params", leaf.value)
         elif len(leaf.path) == 2 and str(leaf.path[1]).startswith("param_groups."):
             fqn, _, name = str(leaf.path[1]).removeprefix("param_groups.").rpartition(".")
             flattened.setdefault(fqn, {})[name] = value

@@ -147,3 +147,12 @@ def test_an_optimizer_by_number_is_named_by_the_running_one(around: str, tmp_pat
     assert loaded.kept == () and running.param_groups[0]["lr"] == 0.5
     for a, b in zip(one.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b) and torch.equal(saving.state[a]["exp_avg"], running.state[b]["exp_avg"])
+
+
+def test_an_optimizer_by_number_in_other_groups_is_refused(tmp_path: Path) -> None:
+    one, other = Net(), Net()
+    model = dict(sorted(one.state_dict().items()))
+    saving = optimizer_of(one, 0.5, first=0)
+    torch.save({"state_dict": model, "optimizer_states": [saving.state_dict()], "epoch": 1}, tmp_path / "saved.ckpt")
+    with pytest.raises(RefusedError, match="the running optimizer is not the saved one, whose parameters have numbers"):
+        ckptools.load(other, tmp_path / "saved.ckpt", torch.optim.AdamW(other.parameters()))

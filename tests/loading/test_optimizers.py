@@ -1,0 +1,84 @@
+"""The optimizer of every fixture goes into a running one, whatever framework has saved it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ckptools
+from ckptools.errors import RefusedError
+from ckptools.model.tensor import Tensor
+from tests.loading.test_boxes import bits
+from tests.truth import LOCAL, OWN_BUFFERS, WHOLE, Known
+
+NO_MEMBERS = (
+    "megatron-tp2pp2-fp32",
+    "megatron-tp2dp2-distopt",
+    "megatron-core0.20-ep2dp2-dpr",
+    "megatron-core0.16-pp2dp2",
+    "megatron-core0.16-pp2dp2-fully",
+)
+"""Nothing in them says which parameter is in which group."""
+
+LEFT_OUT = {
+    "lightning-trainer-ddp": "one of its numbers has no name",
+    "megatron-tp2pp2-fp32-legacy": "its model has extra states, which a plain module has not",
+    "megatron-ep2dp2-bf16-legacy": "two optimizers",
+}
+
+CASES = [known for known in (*WHOLE, *LOCAL, *OWN_BUFFERS) if known.label not in LEFT_OUT]
+
+
+def module_like(tensors: dict[str, Tensor]) -> nn.Module:
+    """Modules in modules whose state dict has these tensors, all of ones."""
+    root = nn.Module()
+    for name, saved in tensors.items():
+        *path, last = name.split(".")
+        at = root
+        for part in path:
+            if part not in at._modules:
+                at.add_module(part, nn.Module())
+            at = at.get_submodule(part)
+        ones = torch.ones(saved.shape, dtype=getattr(torch, saved.dtype))
+        if ones.is_floating_point():
+            at.register_parameter(last, nn.Parameter(ones))
+        else:
+            at.register_buffer(last, ones)
+    return root
+
+
+@pytest.mark.parametrize("known", CASES, ids=lambda known: known.label)
+def test_model_moments_and_hyperparameters_are_those_of_the_checkpoint(known: Known) -> None:
+    given: dict[str, Any] = {name: value for name, value in known.options.items() if value is not None}
+    given |= {"prefer_rank": 0} if known in OWN_BUFFERS else {}
+    ck = known.open(all_ranks=True)
+    model = module_like({name: value for name, value in ck.model.items() if isinstance(value, Tensor)})
+    named = dict(model.named_parameters())
+    optimizer = next(iter(ck.optimizers.values()), None)
+    if optimizer is None:
+        ckptools.load(model, known.file, **given)
+    elif known.label in NO_MEMBERS:
+        running = torch.optim.AdamW([named[name] for name in optimizer.state if name in named])
+        with pytest.raises(RefusedError, match=r"lacks \d+ keys: optimizer\.param_groups\."):
+            ckptools.load(model, known.file, running, **given)
+        return
+    else:
+        groups = [[named[name] for name in group.names if name in named] for group in optimizer.param_groups]
+        if optimizer.naming.by == "fqn":
+            groups.reverse()  # the groups of parameters are found by their names
+        running = torch.optim.AdamW([{"params": group} for group in groups if group], lr=9.0)
+        ckptools.load(model, known.file, running, **given)
+        for name, slots in optimizer.state.items():
+            for slot, value in slots.items() if name in named else ():
+                found = running.state[named[str(name)]][slot]
+                expected = value.load() if isinstance(value, Tensor) else torch.tensor(value)
+                assert torch.equal(found, expected) if found.ndim == 0 else bits(found) == bits(expected), (name, slot)
+        lr = {id(parameter): group["lr"] for group in running.param_groups for parameter in group["params"]}
+        for group in optimizer.param_groups:
+            assert {lr[id(named[name])] for name in group.names if name in named} <= {group["lr"]}
+    for name, value in model.state_dict().items():
+        saved = ck.model[name]
+        assert isinstance(saved, Tensor) and bits(value) == bits(saved.load()), name
