@@ -67,11 +67,9 @@ class Keys:
         self._state, self._rank, self._strict = state, rank, strict
         self._same_world = state.world_size == world_size
         entries = state.entries
-        groups = f"{OPTIMIZER}.{GROUPS}"
-        self._exact = {e.flat: n for n, e in enumerate(entries) if not e.flat.startswith(groups)}
-        self._exact |= {e.saved: n for n, e in enumerate(entries)}
-        for number in range(len(state.groups)):
-            self._exact.pop(f"{groups}{number}.{PARAMS}", None)  # its names are `listed`
+        exact = {e.flat: n for n, e in enumerate(entries)} | {e.saved: n for n, e in enumerate(entries)}
+        # A group of the running optimizer may be in another place than the saved one.
+        self._exact = {key: n for key, n in exact.items() if not key.startswith(f"{OPTIMIZER}.{GROUPS}")}
         flat = [(*entry.flat.partition("."), n) for n, entry in enumerate(entries)]
         models = {rest: n for section, _, rest, n in flat if section == MODEL and rest}
         self._around = module_around(models)
@@ -130,6 +128,9 @@ class Keys:
             return None
         if parameter.isdecimal() and hyperparameter == PARAMS and PARAMS in group:
             return Answer(b"", None, OPTIMIZER, ".".join(head), int(parameter))
+        value = group.get(hyperparameter)
+        if PARAMS not in group and any(other.get(hyperparameter) != value for other in self._state.groups):
+            return None  # nothing says which parameters have which of the values
         # torch adds hyperparameters over time; the checkpoint of an older one does not have the newer ones.
         known = hyperparameter in self._hyperparameters and hyperparameter != PARAMS
         return Answer(group.get(hyperparameter) if known else None, None, OPTIMIZER, ".".join((*head, *modules)))
@@ -137,9 +138,7 @@ class Keys:
     def _group(self, name: str) -> tuple[Sequence[str], Mapping[str, Any] | None]:
         """The saved param group of this number, or with this parameter, and the modules that stand before it here."""
         if name.isdecimal() and int(name) < len(self._state.groups):
-            group = self._state.groups[int(name)]
-            # If its members are not listed, nothing says which of the running groups one of several is.
-            return (), None if PARAMS not in group and len(self._state.groups) > 1 else group
+            return (), self._state.groups[int(name)]
         for inside, below in self._below_modules(name):
             group = self._group_of.get(below.removeprefix(DDP).removeprefix(self._around))
             if group is not None:

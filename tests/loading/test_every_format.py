@@ -34,9 +34,10 @@ def wanted_of(ck: ckptools.Checkpoint, with_optimizer: bool) -> dict[str, Any]:
         groups = [
             {**{name: empty(value) for name, value in group.items()}, "params": list(group.names)}
             for group in optimizer.param_groups
+            if group.names  # Megatron's do not say which parameters they have
         ]
         states = {str(fqn): {n: empty(v) for n, v in own.items()} for fqn, own in optimizer.state.items()}
-        state["optimizer"] = {"state": states, "param_groups": groups}
+        state["optimizer"] = {"state": states} | ({"param_groups": groups} if groups else {})
     return state
 
 

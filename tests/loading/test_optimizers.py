@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import ckptools
@@ -13,6 +14,8 @@ from ckptools.errors import RefusedError
 from ckptools.model.tensor import Tensor
 from tests.loading.test_boxes import bits
 from tests.truth import LOCAL, OWN_BUFFERS, WHOLE, Known
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 NO_MEMBERS = (
     "megatron-tp2pp2-fp32",
@@ -82,3 +85,16 @@ def test_model_moments_and_hyperparameters_are_those_of_the_checkpoint(known: Kn
     for name, value in model.state_dict().items():
         saved = ck.model[name]
         assert isinstance(saved, Tensor) and bits(value) == bits(saved.load()), name
+
+
+def test_of_groups_without_members_only_values_that_all_share_are_given() -> None:
+    known = next(known for known in WHOLE if known.label == "megatron-tp2dp2-distopt")
+    optimizer = next(iter(known.open(all_ranks=True).optimizers.values()))
+    alike = [name for name in optimizer.param_groups[0] if len({repr(g[name]) for g in optimizer.param_groups}) == 1]
+    state = {"optimizer": {"param_groups": [{"lr": None, "params": ["mine"]}, {"betas": None, "params": ["other"]}]}}
+    assert {"lr", "betas"} <= set(alike) and "wd_mult" not in alike
+    reader = ckptools.StorageReader(known.file, strict=False, weights="module")
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    groups = state["optimizer"]["param_groups"]
+    assert groups[0] == {"lr": optimizer.param_groups[0]["lr"], "params": ["mine"]} and groups[1]["params"] == ["other"]
+    assert not reader.has("optimizer.param_groups.0.wd_mult")
