@@ -36,6 +36,7 @@ SKIPS = {
 
 LONGEST_FIRST = (
     "tests/training/test_matrix.py",
+    "tests/loading/test_matrix.py",
     "tests/damage/test_matrix.py",
     "tests/damage/test_net.py",
     "tests/test_training_guide.py",
