@@ -133,7 +133,7 @@ class Keys:
             return None  # nothing says which parameters have which of the values
         # torch adds hyperparameters over time; the checkpoint of an older one does not have the newer ones.
         known = hyperparameter in self._hyperparameters and hyperparameter != PARAMS
-        return Answer(group.get(hyperparameter) if known else None, None, OPTIMIZER, ".".join((*head, *modules)))
+        return Answer(value if known else None, None, OPTIMIZER, ".".join((*head, *modules)))
 
     def _group(self, name: str) -> tuple[Sequence[str], Mapping[str, Any] | None]:
         """The saved param group of this number, or with this parameter, and the modules that stand before it here."""
