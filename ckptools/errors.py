@@ -96,9 +96,9 @@ class DamagedError(ReadError):
 
     exit_code = 4
 
-    def __init__(self, path: str | Path, fqn: str, damage: str) -> None:
-        way = f"take another copy of the file, or leave out what it holds with {spelled('allow-missing', True)}"
-        super().__init__(path, f"{fqn}: {damage}; the file is damaged: {way}")
+    def __init__(self, path: str | Path, fqn: str, damage: str, way: str = "") -> None:
+        way = way or f"leave out what it holds with {spelled('allow-missing', True)}"
+        super().__init__(path, f"{fqn}: {damage}; the file is damaged: take another copy of the file, or {way}")
         self.fqn = fqn
 
 

@@ -9,7 +9,8 @@ PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, MODE_FILTER = 38, 22, 2
 LOAD_NUMBER, EQUAL_OR_SKIP, RETURN = 0x20, 0x15, 0x06
 ERRNO, ALLOW = 0x00050000, 0x7FFF0000
 COPY_FILE_RANGE = {"x86_64": 326, "aarch64": 285}
-"""Its number by machine. Source: asm/unistd.h."""
+PREADV, PREADV2 = {"x86_64": 295, "aarch64": 69}, {"x86_64": 327, "aarch64": 286}
+"""Their numbers by machine. Source: asm/unistd.h."""
 
 
 class _Instruction(ctypes.Structure):

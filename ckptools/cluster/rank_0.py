@@ -19,14 +19,14 @@ def made_by_rank_0(make: Callable[[], T], group: dist.ProcessGroup | None = None
 
     Raises:
         CkptoolsError, OSError: of rank 0, raised on every rank; `told_by` shortens it on the others.
-        RefusedError: rank 0 failed in another way; raised on the other ranks.
+        RefusedError: rank 0 failed in another way, or was interrupted; raised on the other ranks.
     """
     made: list[Any] = [None, None]
-    failure: Exception | None = None
+    failure: BaseException | None = None
     if dist.get_rank(group) == 0:
         try:
             made = [make(), None]
-        except Exception as error:  # whatever it is, the others wait for an answer
+        except BaseException as error:  # whatever it is, an interrupt too, the others wait for an answer
             failure = error
             sent = isinstance(error, (CkptoolsError, OSError))
             made = [None, error if sent else RefusedError(None, f"rank 0 failed: {first_line(error)}")]
@@ -42,5 +42,5 @@ def made_by_rank_0(make: Callable[[], T], group: dist.ProcessGroup | None = None
 def told_by(rank: int, error: CkptoolsError, path: object) -> CkptoolsError:
     """The error of one rank as the others raise it: with all its facts, but in few words, so that one rank tells."""
     short = copy(error)
-    short.args = (f"{path}: is refused; rank {rank} says why",)
+    short.args = (f"{path}: is not loaded; rank {rank} says why",)
     return short

@@ -439,11 +439,13 @@ def select(
     files: OpenFiles,
     compared: Compared | None,
     donor: Donor | None,
+    does: str = "writes",
 ) -> OutputContents:
     """Choose the parts named by `only` from a checkpoint whose ranks have all been read.
 
     Records that did not match their checksums when they were `compared` count as missing; None if no record was
-    compared yet. `donor` is another checkpoint of the run, which fills gaps first.
+    compared yet. `donor` is another checkpoint of the run, which fills gaps first. `does` says in a message
+    what becomes of the values.
 
     Raises:
         NotWholeError: something is missing, overlaps or contradicts; lists everything.
@@ -479,7 +481,7 @@ def select(
         gaps = any(p.kind.lacks == "elements" for p in picking.problems)
         lost = [p for p in errors if p.kind is Code.FILE_UNREADABLE or (gaps and p.kind.lacks == "file")]
         problems = list(dict.fromkeys([*lost, *picking.problems]))
-        raise NotWholeError(checkpoint.path, _summary(checkpoint, problems), problems)
+        raise NotWholeError(checkpoint.path, _summary(checkpoint, problems, does), problems)
     contents, parts = picking.contents, list(sections.values())
     if any(t is LEFT_OUT for t in trees.values()):
         why = next(iter(contents.left_out.values()))
@@ -663,7 +665,7 @@ def check_files(checkpoint: Checkpoint, part: str, files: OpenFiles, unchecked: 
     return [*_notes_on_warnings(copies_without_checksums(tensors_to_write(checkpoint, part), files))]
 
 
-def _summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:
+def _summary(checkpoint: Checkpoint, problems: Sequence[Problem], does: str) -> str:
     """Summarize in one line: the verdict, the first cause that it does not name, the consequences, the way out."""
     verdict = verdict_of(checkpoint)
     named = verdict.in_one_line if verdict.level == "bad" or verdict.joinable is False else ""
@@ -671,7 +673,7 @@ def _summary(checkpoint: Checkpoint, problems: Sequence[Problem]) -> str:
     first = f"{others[0].code}  {others[0].words}{and_others(len(others) - 1)}" if others else ""
     following = ", ".join(one.text for one in consequences_of(problems))
     gaps_only = all(p.kind.lacks != "nothing" for p in problems)
-    way = f"{spelled('allow-missing', True)} writes what is whole" if gaps_only else ""
+    way = f"{spelled('allow-missing', True)} {does} what is whole" if gaps_only else ""
     return "; ".join(filter(None, (named, first if named else f"not whole: {first}", following, way)))
 
 

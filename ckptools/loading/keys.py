@@ -8,31 +8,22 @@ a second model would silently get the weights of the first.
 
 from __future__ import annotations
 
-from collections import Counter
+import io
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from ckptools.keys.renames import applied, rename_words, suggested
-from ckptools.loading.saved_state import MODEL, OPTIMIZER, Entry, SavedState, Value
-from ckptools.model.tensor import Tensor
-from ckptools.option import spelled
-from ckptools.text import clip, common_prefix, first_few, plural, printable
-from ckptools.training_state.optimizers import give_names
+import torch
+
+from ckptools.loading.saved_state import MODEL, OPTIMIZER, SavedState, Value
+from ckptools.text import common_prefix, fqn_of
 from ckptools.training_state.role_words import MODEL_KEYS, WORDS, words_in
-from ckptools.training_state.sections import storage_identity
 from ckptools.training_state.wrappers import DDP, without_wrappers
-
-MOST_NAMED = 5
-"""At most this many keys of a kind are named in a message."""
-
-MOST_COMPARED = 20_000
-"""At most this many keys are searched for the nearest one."""
 
 STATE, GROUPS, PARAMS = "state.", "param_groups.", "params"
 
-CONTAINERS = frozenset((*MODEL_KEYS, OPTIMIZER, "optim", "optimizers", "state", "app"))
-"""Keys below which scripts keep a state dict; any other may be a module's."""
+MODELS, OPTIMIZERS = frozenset(MODEL_KEYS), frozenset((OPTIMIZER, "optim", "optimizers"))
+APPS = frozenset(("app", "state"))
+"""Keys below which scripts keep a model's state dict and an optimizer's."""
 
 
 class Answer(NamedTuple):
@@ -43,14 +34,17 @@ class Answer(NamedTuple):
         entry: the number of its entry; None for a param group's value.
         section: `model` or `optimizer` if the key was found there, else empty.
         head: the part of the key before the part that stands in the section.
-        group: the number of the param group whose parameters the key lists; their names are `Keys.listed`.
+        with_around: whether the key has the module in it that stands before every name of the checkpoint's model; None
+            if there is no such module, or the key is no name of a parameter.
+        params: the saved fqns of a param group, if the key means these.
     """
 
     value: Value | None
     entry: int | None = None
     section: str = ""
     head: str = ""
-    group: int | None = None
+    with_around: bool | None = None
+    params: tuple[str, ...] = ()
 
 
 class Keys:
@@ -67,9 +61,7 @@ class Keys:
         self._state, self._rank, self._strict = state, rank, strict
         self._same_world = state.world_size == world_size
         entries = state.entries
-        exact = {e.flat: n for n, e in enumerate(entries)} | {e.saved: n for n, e in enumerate(entries)}
-        # A group of the running optimizer may be in another place than the saved one.
-        self._exact = {key: n for key, n in exact.items() if not key.startswith(f"{OPTIMIZER}.{GROUPS}")}
+        self._exact = {e.flat: n for n, e in enumerate(entries)} | {e.saved: n for n, e in enumerate(entries)}
         flat = [(*entry.flat.partition("."), n) for n, entry in enumerate(entries)]
         models = {rest: n for section, _, rest, n in flat if section == MODEL and rest}
         self._around = module_around(models)
@@ -83,6 +75,7 @@ class Keys:
             str(fqn).removeprefix(self._around): group for group in state.groups for fqn in group.get(PARAMS, ())
         }
         self._hyperparameters = {name for group in state.groups for name in group}
+        self._around_is_asked = self._numbers_are_asked = False
 
     def find(self, key: str) -> Answer | None:
         """The value that a key means; None if there is none, or several."""
@@ -95,55 +88,87 @@ class Keys:
         parts = without_wrappers(key).split(".")
         for n in range(len(parts)):
             head, rest = parts[:n], ".".join(parts[n:])
-            if words_of_another_model(head) or not (self._strict or CONTAINERS.issuperset(head)):
+            if words_of_another_model(head):
                 return None
-            found = self._in_optimizer(rest, head) or self._in_model(rest, head)
+            if not self._strict and not is_of_a_script(head):
+                continue
+            # A module may be named as a part of an optimizer is, and the other way round.
+            found = None if MODELS.intersection(head) else self._in_optimizer(rest, head)
+            found = found or (None if OPTIMIZERS.intersection(head) else self._in_model(rest, head))
             if found is not None:
                 return found
         return None
 
-    def _exactly(self, key: str, number: int) -> Answer:
+    def _exactly(self, key: str, number: int) -> Answer | None:
         entry = self._state.entries[number]
         section, _, rest = entry.flat.partition(".")
         if section not in (MODEL, OPTIMIZER):
             return Answer(entry.value, number)
-        return Answer(entry.value, number, section, key.removesuffix(rest).rstrip("."))
+        if rest.startswith(GROUPS) and self._is_in_doubt(rest.removeprefix(GROUPS)):
+            return None
+        with_around = self._has_around(rest.removeprefix(STATE), section) if not rest.startswith(GROUPS) else None
+        bare = without_wrappers(key)
+        if bare.endswith(rest):
+            head = bare.removesuffix(rest).rstrip(".")
+        elif section == MODEL:
+            head = fqn_of(entry.path[:-1])
+        else:  # the script saved it keyed by number, and asks for it so
+            self._numbers_are_asked = True
+            head = min((f".{key}".partition(f".{mark}")[0] for mark in (STATE, GROUPS)), key=len).removeprefix(".")
+        group, _, name = rest.removeprefix(GROUPS).rpartition(".")
+        listed = rest.startswith(GROUPS) and name == "params" and group.isdecimal()
+        params = self._params(self._state.groups[int(group)]) if listed else ()
+        return Answer(entry.value, number, section, head, with_around, params)
+
+    def _has_around(self, name: str, section: str) -> bool | None:
+        found = name.startswith(self._around) if self._around else None
+        # Of the optimizer alone: `model.emb` may be `emb` below the script's `model`, or what the checkpoint calls so.
+        self._around_is_asked |= section == OPTIMIZER and found is not False
+        return found
 
     def _in_model(self, rest: str, head: Sequence[str]) -> Answer | None:
-        number = self._number(self._models, rest, head)
-        return None if number is None else Answer(self._state.entries[number].value, number, MODEL, ".".join(head))
+        return self._named(self._models, rest, head, MODEL)
 
     def _in_optimizer(self, rest: str, head: Sequence[str]) -> Answer | None:
         if rest.startswith(STATE):
             for inside, name in self._below_modules(rest.removeprefix(STATE)):
-                number = self._number(self._states, name, (*head, *inside))
-                if number is not None:
-                    at = ".".join((*head, *inside))
-                    return Answer(self._state.entries[number].value, number, OPTIMIZER, at)
+                found = self._named(self._states, name, (*head, *inside), OPTIMIZER)
+                if found is not None:
+                    return found
         if not rest.startswith(GROUPS):
             return None
         parameter, _, hyperparameter = rest.removeprefix(GROUPS).rpartition(".")
-        modules, group = self._group(parameter)
-        if group is None:
+        modules, groups = self._groups(parameter)
+        if len(groups) != 1:  # none, or the number of a group is also a parameter's name, such as a ParameterList's
             return None
-        if parameter.isdecimal() and hyperparameter == PARAMS and PARAMS in group:
-            return Answer(b"", None, OPTIMIZER, ".".join(head), int(parameter))
-        value = group.get(hyperparameter)
-        if PARAMS not in group and any(other.get(hyperparameter) != value for other in self._state.groups):
-            return None  # nothing says which parameters have which of the values
+        (group,), at = groups, ".".join((*head, *modules))
+        if hyperparameter == PARAMS:
+            params = self._params(group)
+            # Without names the running order is kept, and the number of a group is all that says which one it is.
+            return Answer(archive_of(params) if params else None, None, OPTIMIZER, at, None, params)
+        if self._is_in_doubt(rest.removeprefix(GROUPS)):
+            return None
         # torch adds hyperparameters over time; the checkpoint of an older one does not have the newer ones.
-        known = hyperparameter in self._hyperparameters and hyperparameter != PARAMS
-        return Answer(value if known else None, None, OPTIMIZER, ".".join((*head, *modules)))
+        known = hyperparameter in self._hyperparameters
+        return Answer(group.get(hyperparameter) if known else None, None, OPTIMIZER, at)
 
-    def _group(self, name: str) -> tuple[Sequence[str], Mapping[str, Any] | None]:
-        """The saved param group of this number, or with this parameter, and the modules that stand before it here."""
-        if name.isdecimal() and int(name) < len(self._state.groups):
-            return (), self._state.groups[int(name)]
+    def _is_in_doubt(self, name: str) -> bool:
+        """Whether a group's hyperparameter has several values, and nothing says which parameters have which of them."""
+        number, _, hyperparameter = name.rpartition(".")
+        if not number.isdecimal() or any(PARAMS in group for group in self._state.groups):
+            return False
+        values = [group.get(hyperparameter) for group in self._state.groups]
+        return any(value != values[0] for value in values)
+
+    def _groups(self, name: str) -> tuple[Sequence[str], list[Mapping[str, Any]]]:
+        """The saved param groups of this number, or with this parameter, and the modules that stand before it here."""
+        groups = self._state.groups
+        numbered = [groups[int(name)]] if name.isdecimal() and int(name) < len(groups) else []
         for inside, below in self._below_modules(name):
             group = self._group_of.get(below.removeprefix(DDP).removeprefix(self._around))
             if group is not None:
-                return inside, group
-        return (), None
+                return inside, numbered if group in numbered else [*numbered, group]
+        return (), numbered
 
     def mixed(self, groups: Sequence[Mapping[str, Any]]) -> str:
         """Say which running param group has parameters of which a hyperparameter was saved with several values.
@@ -152,9 +177,9 @@ class Keys:
             groups: the running param groups; `params` are fqns.
         """
         for number, group in enumerate(groups):
-            saved = [(name, self._group(without_wrappers(name))[1] or {}) for name in group[PARAMS]]
+            saved = [(name, self._groups(without_wrappers(name))[1]) for name in group[PARAMS]]
             for hyperparameter in sorted(group.keys() & self._hyperparameters - {PARAMS}):
-                values = [(name, own[hyperparameter]) for name, own in saved if hyperparameter in own]
+                values = [(name, own[hyperparameter]) for name, owns in saved for own in owns if hyperparameter in own]
                 other = next((name for name, value in values if value != values[0][1]), None)
                 if other is not None:
                     both = f"{values[0][0]} and {other}"
@@ -172,24 +197,39 @@ class Keys:
                 return
             yield parts[:n], ".".join(parts[n:])
 
-    def listed(self, group: int, asked: Mapping[str, Answer | None]) -> list[object]:
-        """The parameters of a group, by which torch finds the group of each running parameter.
+    def _params(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """The fqns of a param group; empty without names, as then only numbers can be asked for."""
+        fqns = group.get("params", ())
+        return tuple(fqns) if all(isinstance(fqn, str) for fqn in fqns) else ()
 
-        Their names have the module around the model in front if the optimizer's states are asked for with it.
+    def bytes_of(self, answer: Answer) -> bytes:
+        """The archive of a value that is no tensor, after all that was asked for is known.
+
+        torch finds by the names in a param group which running group it is, whatever their order. So these have to be
+        the names, or the numbers, by which the optimizer's states are asked for.
         """
-        numbers = ((key, a.entry) for key, a in asked.items() if a is not None and a.section == OPTIMIZER)
-        inside = ((key, self._state.entries[n].flat.partition(".")[2]) for key, n in numbers if n is not None)
-        in_full = any(name.startswith(STATE) and key.endswith(name) for key, name in inside)
-        names = self._state.groups[group][PARAMS]
-        return [n if in_full or not isinstance(n, str) else n.removeprefix(self._around) for n in names]
+        assert isinstance(answer.value, bytes)
+        if not answer.params or self._numbers_are_asked:
+            return answer.value
+        around = "" if self._around_is_asked else self._around
+        return archive_of([fqn.removeprefix(around) for fqn in answer.params])
 
-    def _number(self, names: Mapping[str, int], rest: str, head: Sequence[str]) -> int | None:
+    def _named(self, names: Mapping[str, int], rest: str, head: Sequence[str], section: str) -> Answer | None:
         """The entry of a name; a module around all names is passed over only below keys that are no module's."""
         for name in dict.fromkeys((rest, rest.removeprefix(DDP))):
             inside = not self._around or name.startswith(self._around)
-            if (inside or CONTAINERS.issuperset(head)) and (short := name.removeprefix(self._around)) in names:
-                return names[short]
+            if (inside or is_of_a_script(head)) and (short := name.removeprefix(self._around)) in names:
+                number = names[short]
+                value = self._state.entries[number].value
+                return Answer(value, number, section, ".".join(head), self._has_around(name, section))
         return None
+
+
+def archive_of(value: object) -> bytes:
+    """A value as DCP's planner unpacks it."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
 
 
 def module_around(names: Collection[str]) -> str:
@@ -200,126 +240,11 @@ def module_around(names: Collection[str]) -> str:
     return "".join(f"{part}." for part in around)
 
 
+def is_of_a_script(head: Sequence[str]) -> bool:
+    """Whether a script keeps a state dict below a key; any other may be a module's, such as `model.state`."""
+    return not head or (APPS.issuperset(head[:-1]) and head[-1] in MODELS | OPTIMIZERS)
+
+
 def words_of_another_model(head: Sequence[str]) -> bool:
     """Whether a key stands below the name of a model that was not trained, such as `ema`."""
     return any(word in WORDS for word in words_in(tuple(head)))
-
-
-# -- what is wrong with the keys of a running state dict, in one message -----------------------------------------------
-
-
-class Asked(NamedTuple):
-    """The keys that one rank asks for.
-
-    Attributes:
-        found: the section, the entry and the head of every key that was found.
-        missing: keys that were not found.
-        mixed: what is wrong with the running param groups; empty if nothing is.
-    """
-
-    found: Mapping[str, tuple[str, int | None, str]]
-    missing: tuple[str, ...]
-    mixed: str = ""
-
-
-def problem_with(asked: Sequence[Asked], state: SavedState) -> str:
-    """Say what is wrong with the keys that all ranks ask for, and what mends it; empty if nothing is.
-
-    Wrong are keys that the checkpoint does not have, names of a section that nothing asks for although others are
-    asked for, and two keys that mean one value.
-    """
-    found = {key: where for one in asked for key, where in one.found.items()}
-    missing = sorted({key for one in asked for key in one.missing} - found.keys())
-    heads = {section: _heads(found, section) for section in (MODEL, OPTIMIZER)}
-    for section, several in heads.items():
-        doubled = _doubled(found, section, several)
-        missing = sorted({*missing, *doubled})
-        if len(several) > 1 and not doubled:
-            under = " and ".join(f"{head or 'the top'}" for head in sorted(several)[:3])
-            return f"its one {section} is asked for under {under}; load each model from its own checkpoint, or name it"
-    unexpected = _unexpected(found, state)
-    texts = []
-    untrained = _parameters_without_group(missing)
-    theirs = tuple(f"{OPTIMIZER}.{part}{name}." for name in untrained for part in (STATE, GROUPS))
-    others = [key for key in missing if not key.startswith(theirs)]
-    if others:
-        texts.append(f"lacks {_named(others, 'key')}{_nearest(others[0], state)}")
-    if untrained:
-        texts.append(f"the optimizer here has {_named(untrained, 'more parameter')}")
-    if unexpected:
-        texts.append(f"has {_named(unexpected, 'key')} that nothing here asks for")
-    if missing and state.without is not None:
-        texts.append(f"only its model can be loaded: {state.without.reason}")
-    if missing and (own := next((key for key in missing if key in state.own), "")):
-        texts.append(f"of {own} each of its {len(state.own[own])} ranks has its own, for as many ranks")
-    if any(key.removeprefix(f"{OPTIMIZER}.{STATE}").partition(".")[0].isdecimal() for key in unexpected):
-        texts.append(f"its optimizer is keyed by number: {give_names()}")
-    rule = _renaming(missing, unexpected, heads[MODEL][:1])
-    return "; ".join([*texts, *rule]) if texts else ""
-
-
-def _heads(found: Mapping[str, tuple[str, int | None, str]], section: str) -> list[str]:
-    """The heads below which a section is asked for, the one with the most keys first."""
-    return [head for head, _ in Counter(head for s, _, head in found.values() if s == section).most_common()]
-
-
-def _doubled(found: Mapping[str, tuple[str, int | None, str]], section: str, heads: Sequence[str]) -> list[str]:
-    """The keys of other heads than the first, if each asks for fewer than half of the values that the first asks for.
-
-    Then the running model has a module that the checkpoint does not have, with names as the checkpoint's model has.
-    """
-    entries = [{entry for s, entry, head in found.values() if (s, head) == (section, one)} for one in heads]
-    if any(not (other <= entries[0] and 2 * len(other) < len(entries[0])) for other in entries[1:]):
-        return []
-    return [key for key, (s, _, head) in found.items() if s == section and head in heads[1:]]
-
-
-def _parameters_without_group(missing: Sequence[str]) -> list[str]:
-    """The parameters of which every hyperparameter is missing: their names here."""
-    begin = f"{OPTIMIZER}.{GROUPS}"
-    names = (key.removeprefix(begin).rpartition(".")[0] for key in missing if key.startswith(begin))
-    return sorted({name for name in names if name and not name.isdecimal()})
-
-
-def _named(keys: Sequence[str], kind: str) -> str:
-    shown = first_few([clip(printable(key), 100) for key in keys], MOST_NAMED)
-    return f"{plural(len(keys), kind)}: {shown}"
-
-
-def _nearest(key: str, state: SavedState) -> str:
-    names = [entry.flat for entry in state.entries[:MOST_COMPARED]]
-    near = get_close_matches(key, names, 1)
-    return f" (the nearest is {clip(printable(near[0]), 100)})" if near else ""
-
-
-def _unexpected(found: Mapping[str, tuple[str, int | None, str]], state: SavedState) -> list[str]:
-    """The names of model or optimizer that nothing asks for; not a second name of a tensor that is asked for."""
-    taken = {entry for _, entry, _ in found.values()}
-    sections = {section for section, _, _ in found.values()} - {""}
-    known = {identity for n in taken if n is not None and (identity := _identity(state.entries[n])) is not None}
-    left = (
-        entry.flat
-        for n, entry in enumerate(state.entries)
-        if n not in taken and entry.flat.partition(".")[0] in sections and _identity(entry) not in known
-    )
-    # Beside its states an optimizer may have what only its own class knows.
-    return [key for key in left if key.startswith((f"{MODEL}.", f"{OPTIMIZER}.{STATE}"))]
-
-
-def _identity(entry: Entry) -> object:
-    return storage_identity(entry.value) if isinstance(entry.value, Tensor) else None
-
-
-def _renaming(missing: Sequence[str], unexpected: Sequence[str], heads: Sequence[str]) -> list[str]:
-    """The one rename of the model's names that mends most, if it mends any."""
-    begin = f"{heads[0] if heads else MODEL}."
-    wanted = [key.removeprefix(begin) for key in missing if not key.partition(f".{STATE}")[1]]
-    here = [key.removeprefix(f"{MODEL}.") for key in unexpected if key.startswith(f"{MODEL}.")]
-    if not wanted or not here:
-        return []
-    names = set(wanted)
-    mended = ((len(names.intersection(applied(rule, here, wanted).values())), rule) for rule in suggested(here, wanted))
-    most, rule = max(mended, key=lambda one: one[0], default=(0, None))
-    if rule is None or not most:
-        return []
-    return [f"{rename_words(rule)} mends {most} of {len(wanted)}: see {spelled('rename')}, or ckptools match"]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -22,12 +24,14 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.tensor import DTensor
 
+from ckptools.cluster.lost_rank import lost_ranks_told
 from ckptools.cluster.rank_0 import told_by
 from ckptools.errors import CkptoolsError, ReadError, RefusedError, UsageError
 from ckptools.keys.entries import pattern
 from ckptools.loading.options import LoadOptions
 from ckptools.loading.record_checks import Compared
 from ckptools.loading.saved_state import MODEL, OPTIMIZER
+from ckptools.loading.storage_reader import IN_PART, Planner
 from ckptools.loading.storage_reader import StorageReader as StorageReader
 from ckptools.model.records import displayed
 from ckptools.model.tensor import Tensor as SavedTensor
@@ -107,10 +111,18 @@ def load(
         no_dist: this process loads alone.
         options: see `LoadOptions`; its `model` names the saved model, where there are several.
 
+    Before anything is written into the model, the checkpoint's verdict and all names, shapes and dtypes are compared.
+    Whether files can be read to their end, and match their checksums, is only known when they have been read: after a
+    ReadError or a RendezvousError the model may hold some of the new values, and is of no use.
+
+    Every error is raised on every rank, and one rank's message says why.
+
     Raises:
         NotWholeError: the checkpoint is not whole, and `allow_missing` is not given.
-        RefusedError: names or dtypes differ, or a running param group has parameters of several saved ones that differ.
-        ReadError: a file cannot be read, has changed, or is damaged; the model may hold what was read of it.
+        RefusedError: names, shapes or dtypes differ, or a running param group has parameters of several saved ones
+            that differ.
+        ReadError: a file cannot be read, has changed, or is damaged; or a rank failed in another way.
+        RendezvousError: another rank has ended.
         UsageError: the model has buffers on the meta device that no checkpoint holds.
     """
     group: dict[str, Any] = {"process_group": process_group, "no_dist": no_dist}
@@ -132,7 +144,7 @@ def load(
         if len(reader.state.groups) > 1:
             # Of the parameters of one group, torch would take the first one's hyperparameters for all.
             reader.param_groups = _groups(get_optimizer_state_dict(model, optimizer))
-    _load(state, reader, **group)
+    _load(state, reader, cast)
     # A kept value may be a copy of a tensor that was loaded under another name.
     kept = set(reader.kept)
     loaded = {name: value for name, value in state[MODEL].items() if f"{MODEL}.{name}" not in kept}
@@ -153,19 +165,29 @@ def load(
     )
 
 
-def _load(state: dict[str, Any], reader: StorageReader, **group: Any) -> None:
+def _load(state: dict[str, Any], reader: StorageReader, cast: bool) -> None:
     """Let DCP fill a state dict; of the errors of several ranks, raise one."""
+    options: dict[str, Any] = {"storage_reader": reader, "planner": Planner(cast), "process_group": reader.group}
+    call: Callable[..., None] = dcp_load
+    if reader.alone and dist.is_available() and dist.is_initialized():
+        options["no_dist"] = True
+        if "no_dist" not in signature(dcp_load).parameters:  # torch 2.6: only the older name of it can be alone
+            call = state_dict_loader.load_state_dict
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # one process alone is meant
-            dcp_load(state, storage_reader=reader, **group)
+        with warnings.catch_warnings(), lost_ranks_told(reader.path, reader.group):
+            # One process alone is meant, and the older name is only used where the newer one cannot be.
+            warnings.filterwarnings("ignore", "torch.distributed is (disabled|unavailable)|`load_state_dict` is deprec")
+            call(state, **options)
     except CheckpointException as error:
         rank, (failure, _) = min(error.failures.items())
         mine = reader.rank == rank
         if isinstance(failure, CkptoolsError):
             raise failure if mine else told_by(rank, failure, reader.path) from None
-        text = f"cannot be loaded here: rank {rank}: {first_line(failure)}"
-        raise ReadError(reader.path, text) from (error if mine else None)
+        if mine and isinstance(failure, KeyboardInterrupt):
+            raise failure from None
+        text = f"rank {rank} failed: {first_line(failure)}"
+        failed = ReadError(reader.path, f"{text}; {IN_PART}" if error.args[0] == "read" else text)
+        raise (failed if mine else told_by(rank, failed, reader.path)) from (error if mine else None)
 
 
 def _groups(state: dict[str, Any]) -> list[dict[str, Any]]:
@@ -271,7 +293,7 @@ def load_state_dict(
 
     Raises:
         NotWholeError: the model is not whole, and `allow_missing` is not given.
-        ReadError: a file cannot be read, or is damaged.
+        ReadError: a file cannot be read, has changed, or is damaged.
         UsageError: no name matches.
     """
     reader = StorageReader(path, strict=False, cast=dtype is not None, no_dist=True, **options)
@@ -281,11 +303,14 @@ def load_state_dict(
     for entry in reader.state.entries:
         section, _, name = entry.flat.partition(".")
         if section == MODEL and isinstance(entry.value, SavedTensor) and (wanted is None or wanted.fullmatch(name)):
-            own: torch.dtype = getattr(torch, entry.value.dtype)
+            own: torch.dtype | None = getattr(torch, entry.value.dtype, None)
+            if own is None:
+                text = f"{name} is {entry.value.dtype}, which torch {torch.__version__} does not have"
+                raise RefusedError(reader.path, f"{text}; leave it out with {spelled('keys')}")
             into = kind if kind is not None and own.is_floating_point else own
             found[name] = torch.empty(entry.value.shape, dtype=into, device=device)
     if not found:
         which = f"{spelled('keys', keys)}: no name of its model matches" if keys else "holds no model"
         raise UsageError(reader.path, which)
-    _load({MODEL: found}, reader, no_dist=True)
+    _load({MODEL: found}, reader, dtype is not None)
     return found

@@ -134,7 +134,7 @@ def _of_part(
     whole: Checkpoint, part: str, options: ConsolidateOptions, files: OpenFiles, without: CkptoolsError | None
 ) -> SavedState:
     notes = check_files(whole, part, files, options.unchecked)
-    contents = select(whole, part, options, files, None, None)
+    contents = select(whole, part, options, files, None, None, does="loads")
     if options.like is not None:
         # The names of the running model's state dict, not those of published files.
         config = Path(options.like) if Path(options.like).name == CONFIG else Path(options.like) / CONFIG

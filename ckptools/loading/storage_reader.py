@@ -12,11 +12,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -28,12 +29,14 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader as TorchStorageReader
 from torch.futures import Future
 
+from ckptools.cluster.lost_rank import lost_ranks_told
 from ckptools.cluster.rank_0 import made_by_rank_0, told_by
 from ckptools.errors import CkptoolsError, DamagedError, ReadError, RefusedError
-from ckptools.files.opening import File, OpenFiles
-from ckptools.loading.keys import GROUPS, Answer, Asked, Keys, problem_with
+from ckptools.files.opening import File, OpenFiles, reading
+from ckptools.loading.fit import Asked, Found, Unfit, other_dtype, problem_with, unfit, unfit_words
+from ckptools.loading.keys import GROUPS, Answer, Keys
 from ckptools.loading.options import LoadOptions, choices_in, opened
-from ckptools.loading.record_checks import Compared, RecordChecks, compared
+from ckptools.loading.record_checks import Compared, Piece, RecordChecks, compared
 from ckptools.loading.saved_state import MODEL, OPTIMIZER, SavedState, Value, saved_state, stamp_of
 from ckptools.loading.values import read_into
 from ckptools.model.regions import Box
@@ -47,6 +50,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+IN_PART = "the tensors here may be filled in part"
+
+
 class StorageReader(TorchStorageReader):
     """A checkpoint of any format and world size, for `dcp.load(state_dict, storage_reader=...)`.
 
@@ -55,6 +61,10 @@ class StorageReader(TorchStorageReader):
     state_dict API: `model.<fqn>`, `optimizer.state.<fqn>.exp_avg`. Names of wrappers do not matter.
 
     What is read is compared with the checksums that the files state, where all ranks together read a record.
+
+    `dcp.load` puts an error of one rank into a CheckpointException, which it raises on every rank. Names and shapes are
+    compared before anything is written into the state dict; if files turn out to be damaged or to have changed, it may
+    hold some of the new values.
 
     Attributes:
         path: the checkpoint.
@@ -68,6 +78,8 @@ class StorageReader(TorchStorageReader):
         state: what the checkpoint holds, by key.
         rank: the rank that reads, in its process group.
         param_groups: the running param groups, with fqns as `params`, if they are to be compared with the saved ones.
+        group: the ranks that load; None for all.
+        alone: whether this process loads without others.
 
     Raises:
         NotWholeError: the checkpoint is not whole, and `allow_missing` is not given; on every rank.
@@ -98,7 +110,7 @@ class StorageReader(TorchStorageReader):
         """
         self._strict, self._cast, self._options = strict, cast, options
         alone = no_dist or not (dist.is_available() and dist.is_initialized())
-        self._group, self._alone = process_group, alone
+        self.group, self.alone = process_group, alone
         self.rank, self._world_size = (
             (0, 1) if alone else (dist.get_rank(process_group), dist.get_world_size(process_group))
         )
@@ -112,10 +124,11 @@ class StorageReader(TorchStorageReader):
         def make() -> SavedState:
             return saved_state(opened(path, self._options), choices)
 
-        try:
-            self.state = make() if self._alone else made_by_rank_0(make, self._group)
-        except CkptoolsError as error:
-            raise error if self.rank == 0 else told_by(0, error, path) from None
+        with lost_ranks_told(None, self.group):
+            try:
+                self.state = make() if self.alone else made_by_rank_0(make, self.group)
+            except CkptoolsError as error:
+                raise error if self.rank == 0 else told_by(0, error, path) from None
         self.path, self.step = self.state.path, self.state.step
         self.counters, self.notes = self.state.counters, self.state.notes
         self._described = _Described(self.state, Keys(self.state, self.rank, self._world_size, self._strict))
@@ -168,25 +181,26 @@ class StorageReader(TorchStorageReader):
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Leave out what is not read on this rank, and tell rank 0 what was asked for."""
         answers = self._described.asked
+        known = {key: answer for key, answer in answers.items() if answer is not None}
         self.kept = tuple(key for key, answer in answers.items() if _value(answer) is None)
         asked = Asked(
-            {key: (a.section, a.entry, a.head) for key, a in answers.items() if a is not None},
-            tuple(key for key, answer in answers.items() if answer is None),
+            {key: Found(one.section, one.entry, one.head, one.with_around) for key, one in known.items()},
+            tuple(key for key, answer in answers.items() if answer is None) if self._strict else (),
+            plan.planner_data or {},
             self._described.keys_of.mixed(self.param_groups),
         )
-        items = [item for item in plan.items if _value(answers[item.dest_index.fqn]) is not None]
-        return replace(plan, items=items, storage_data=asked)
+        items = [item for item in plan.items if _value(known.get(item.dest_index.fqn)) is not None]
+        return replace(plan, items=items, storage_data=asked, planner_data=None)
 
     @in_python
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Compare the keys of all ranks with those of the checkpoint.
+        """Compare what all ranks ask for with what the checkpoint has, on rank 0.
 
         Raises:
-            RefusedError: some are only on one side, two mean one value, or a running param group is of several saved.
+            RefusedError: keys are only on one side, two mean one value, shapes or dtypes differ, or a running param
+                group has parameters of several saved ones that differ.
         """
-        asked = [plan.storage_data for plan in plans]
-        problem = problem_with(asked, self.state) if self._strict else ""
-        problem = problem or next((one.mixed for one in asked if one.mixed), "")
+        problem = problem_with([plan.storage_data for plan in plans], self.state, self._strict)
         if problem:
             raise RefusedError(self.path, problem)
         return [replace(plan, storage_data=None) for plan in plans]
@@ -200,23 +214,26 @@ class StorageReader(TorchStorageReader):
             ReadError: a file cannot be read, or has changed since it was opened.
             DamagedError: a record does not match its checksum; the tensors may hold what was read of it.
         """
-        checks = RecordChecks()
-        failure: Exception | None = None
+        mine: tuple[int, dict[Record, list[Piece]]] | None = None
+        failure: BaseException | None = None
         try:
+            checks = RecordChecks()
             self._fill(plan, planner, checks)
-        except Exception as error:  # the other ranks wait for this one's checksums
+            mine = checks.right, checks.pieces()
+        except BaseException as error:  # whatever it is, the other ranks wait for this one's checksums
             failure = error
-        mine = (0, {}) if failure else (checks.right, checks.pieces())
-        of_ranks: list[Any] = [mine]
-        if not self._alone and self.state.states_checksums:
+        of_ranks: list[tuple[int, dict[Record, list[Piece]]] | None] = [mine]
+        if not self.alone:
             of_ranks = [None] * self._world_size
-            dist.all_gather_object(of_ranks, mine, self._group)
-        if failure:
-            raise failure
-        if self.rank == 0:
-            self.checksums = compared(sum(right for right, _ in of_ranks), [pieces for _, pieces in of_ranks])
-            for record, crc in self.checksums.damaged.items():
-                raise DamagedError(record.path, self._in_record(record), record.damage(crc))
+            dist.all_gather_object(of_ranks, mine, self.group)
+        # One rank tells: torch hands its error to all, and ranks that share a file have all met the same one.
+        if failure and of_ranks.index(None) == self.rank:
+            raise _filled_in_part(failure)
+        done_by = [one for one in of_ranks if one is not None]
+        if self.rank == 0 and len(done_by) == len(of_ranks):
+            self.checksums = compared(sum(right for right, _ in done_by), [pieces for _, pieces in done_by])
+            if self.checksums.damaged:
+                raise _filled_in_part(self._damage(self.checksums.damaged))
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -225,14 +242,10 @@ class StorageReader(TorchStorageReader):
         tensors: list[tuple[ReadItem, SavedTensor, Tensor]] = []
         for item in plan.items:
             answer = self._described.asked[item.dest_index.fqn]
-            value = _value(answer)
-            if answer is not None and answer.group is not None:
-                names = io.BytesIO()
-                torch.save(self._described.keys_of.listed(answer.group, self._described.asked), names)
-                planner.load_bytes(item, io.BytesIO(names.getvalue()))
-            elif item.type == LoadItemType.BYTE_IO:
-                assert isinstance(value, bytes)
-                planner.load_bytes(item, io.BytesIO(value))
+            assert answer is not None
+            value = answer.value
+            if item.type == LoadItemType.BYTE_IO:
+                planner.load_bytes(item, io.BytesIO(self._described.keys_of.bytes_of(answer)))
             else:
                 assert isinstance(value, SavedTensor)
                 tensors.append((item, value, planner.resolve_tensor(item).detach()))
@@ -245,8 +258,12 @@ class StorageReader(TorchStorageReader):
             read_into(target, saved, box, files, None if self._options.get("unchecked") else checks.seen)
             planner.commit_tensor(item, target)
 
-        with OpenFiles() as files:
-            in_threads(read, tensors, self._threads)
+        try:
+            with OpenFiles() as files:
+                in_threads(read, tensors, self._threads)
+        except ReadError:
+            self._check_unchanged()  # which explains an end that comes too early
+            raise
         self._check_unchanged()
         self.bytes_read = File.total_read - before
         self.tensors = len({item.dest_index.fqn for item, _, _ in tensors})
@@ -258,32 +275,70 @@ class StorageReader(TorchStorageReader):
         inside = (key for key, value in values for shard in value.found if record in map(Record.of, shard.sources))
         return next(inside, "a tensor")
 
+    def _damage(self, damaged: Mapping[Record, int]) -> DamagedError:
+        record, crc = next(iter(damaged.items()))
+        others = f" ({plural(len(damaged) - 1, 'more record')} too)" if len(damaged) > 1 else ""
+        way = f"load it as it is with {spelled('unchecked', True)}"
+        return DamagedError(record.path, self._in_record(record), f"{record.damage(crc)}{others}", way)
+
     def _check_dtypes(self, tensors: Sequence[tuple[ReadItem, SavedTensor, Tensor]]) -> None:
-        other = {
-            item.dest_index.fqn: f"{saved.dtype} there and {str(target.dtype).removeprefix('torch.')} here"
-            for item, saved, target in tensors
-            if target.dtype is not getattr(torch, saved.dtype) and saved.shape
-        }
-        if other and not self._cast:
-            key, dtypes = next(iter(other.items()))
-            many = f"{plural(len(other), 'tensor')} of another dtype: {key} is {dtypes}"
-            raise RefusedError(self.path, f"{many}; {spelled('cast', True)} converts while loading")
+        other = {item.dest_index.fqn: other_dtype(saved, target, self._cast) for item, saved, target in tensors}
+        if words := unfit_words({key: problem for key, problem in other.items() if problem is not None}):
+            raise RefusedError(self.path, "; ".join(words))
 
     def _check_unchanged(self) -> None:
         for path, stamp in self.state.stamps.items():
-            if stamp_of(path) != stamp:
+            try:
+                with reading(path):
+                    now = stamp_of(path)
+            except ReadError as error:
+                if error.kind != "absent":
+                    raise
+                text = "is not here, though rank 0 has opened it: was it deleted, or is it on another machine?"
+                raise ReadError(path, text, "absent") from error
+            if now != stamp:
                 raise ReadError(path, "changed since it was opened: is a run still writing it?", "contradicts")
+
+
+def _filled_in_part(error: BaseException) -> BaseException:
+    """An error while reading, which says that some values may have been replaced by then."""
+    if isinstance(error, CkptoolsError):
+        error.reason, told = f"{error.reason}; {IN_PART}", f"{error}; {IN_PART}"
+        error.args = (told,)
+    return error
 
 
 def _value(answer: Answer | None) -> Value | None:
     return None if answer is None else answer.value
 
 
+class Planner(DefaultLoadPlanner):
+    """Plans as torch does by default, but finds every tensor of another shape or dtype, where torch stops at the first.
+
+    Args:
+        cast: whether values are converted to the running dtype.
+    """
+
+    def __init__(self, cast: bool) -> None:
+        super().__init__()
+        self._cast = cast
+
+    def create_local_plan(self) -> LoadPlan:
+        """Plan this rank's reads; if a value does not fit, plan none, and leave it to rank 0 to tell."""
+        described = cast("Metadata", self.metadata).state_dict_metadata
+        assert isinstance(described, _Described)
+        problems = {key: described.unfit(key, value, self._cast) for key, value in self.state_dict.items()}
+        if any(problems.values()):
+            return LoadPlan([], planner_data={key: one for key, one in problems.items() if one is not None})
+        described.asked.clear()  # torch may ask for other keys: those that torch 2.3 would have made
+        return super().create_local_plan()
+
+
 class _Described(dict[str, Any]):
     """The descriptions of a checkpoint's values for DCP's planner, which looks up every key of a state dict.
 
-    It lists the keys of the saved tree, and also has those that mean the same values. It seems to have every key, so
-    that the planner goes on: then all missing keys are told at once, or their values are kept.
+    It lists the keys of the saved tree, and seems to have every other key too, so that the planner goes on: whether a
+    missing key is refused is decided when all are known.
     """
 
     def __init__(self, state: SavedState, keys: Keys) -> None:
@@ -295,9 +350,18 @@ class _Described(dict[str, Any]):
         return True
 
     def __getitem__(self, key: str) -> Any:
+        answer = self._answer(key)
+        return _description(None if answer is None else answer.value)
+
+    def unfit(self, key: str, running: Any, cast: bool) -> Unfit | None:
+        """Why a running value cannot become the one that its key means."""
+        saved = _value(self._answer(key))
+        return None if saved is None else unfit(saved, running, cast)
+
+    def _answer(self, key: str) -> Answer | None:
         if key not in self.asked:
             self.asked[key] = self.keys_of.find(key)
-        return _description(_value(self.asked[key]))
+        return self.asked[key]
 
 
 def _description(value: Value | None) -> Any:
@@ -305,4 +369,5 @@ def _description(value: Value | None) -> Any:
         return BytesStorageMetadata()
     size = torch.Size(value.shape)
     whole = ChunkStorageMetadata(torch.Size([0] * len(size)), size)
-    return TensorStorageMetadata(TensorProperties(getattr(torch, value.dtype)), size, [whole])
+    # An older torch may not have the dtype: a value of it is refused when it is asked for, and not before.
+    return TensorStorageMetadata(TensorProperties(getattr(torch, value.dtype, torch.uint8)), size, [whole])

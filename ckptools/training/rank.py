@@ -21,6 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from ckptools.cluster.environment import NEEDED, restarts
+from ckptools.cluster.lost_rank import is_lost, lost_ranks_told
 from ckptools.cluster.rank_0 import made_by_rank_0
 from ckptools.errors import RendezvousError, UsageError, WriteError
 from ckptools.text import first_line
@@ -58,19 +59,10 @@ def in_group(options: CreateOptions) -> Iterator[None]:
         text = f"rank {os.environ['RANK']} did not meet the others: {first_line(error)}"
         raise RendezvousError(None, text) from error
     try:
-        yield
-    except RuntimeError as error:
-        if not _is_lost(error):
-            raise
-        text = "lost the connection to another rank, which ended first; its node says why"
-        raise RendezvousError(None, f"rank {dist.get_rank()} {text}") from error
+        with lost_ranks_told(None):
+            yield
     finally:
         dist.destroy_process_group()
-
-
-def _is_lost(error: BaseException) -> bool:
-    """Whether a collective failed because another rank had gone; gloo has no class for it."""
-    return isinstance(error, dist.DistError) or "/gloo/" in str(error)
 
 
 def _join(backend: str, options: CreateOptions) -> None:
@@ -190,7 +182,7 @@ def _save(run: Run, partial: Path) -> Created:
         dist.barrier()
         files = made_by_rank_0(lambda: _publish(run, growing, partial))
     except (OSError, RuntimeError, CheckpointException) as error:
-        if _is_lost(error):
+        if is_lost(error):
             raise
         # torch reports a full disk as a RuntimeError.
         raise WriteError(run.options.out, f"could not be written: {first_line(error)}") from error

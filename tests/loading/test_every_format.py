@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -63,5 +64,6 @@ def test_every_value_is_that_of_the_checkpoint(known: Known):
             loaded = state["optimizer"]["state"][str(fqn)][name]
             assert raw(loaded) == raw(value.load()) if isinstance(value, Tensor) else loaded == value, (fqn, name)
     assert reader.step == known.step
+    assert pickle.loads(pickle.dumps(reader.state)) == reader.state  # as rank 0 tells it to the others
     assert reader.checksums is not None and not reader.checksums.damaged
     assert reader.bytes_read <= 1.1 * reader.bytes_kept or known in ASKED

@@ -65,7 +65,7 @@ def test_model_moments_and_hyperparameters_are_those_of_the_checkpoint(known: Kn
         ckptools.load(model, known.file, **given)
     elif known.label in NO_MEMBERS:
         running = torch.optim.AdamW([named[name] for name in optimizer.state if name in named])
-        with pytest.raises(RefusedError, match=r"lacks \d+ keys: optimizer\.param_groups\."):
+        with pytest.raises(RefusedError, match=r"its param groups do not list their parameters"):
             ckptools.load(model, known.file, running, **given)
         return
     else:

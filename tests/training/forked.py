@@ -46,15 +46,24 @@ def run_ranks(world_size: int, function: Callable[..., None], *arguments: Any) -
         ProcessRaisedException: it raised in one; the others are ended.
         TimeoutError: it did not return in one.
     """
-    forkserver()
-    calm_torch()
-    shared = (world_size, free_port(), function, arguments)
-    ranks = start_processes(_be_a_rank, shared, world_size, join=False, daemon=True, start_method="forkserver")
-    with _ended(ranks):
+    with _started(world_size, function, arguments) as ranks:
         deadline = time.monotonic() + PATIENCE
         while not ranks.join(timeout=1):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{function.__module__}: not all of {world_size} ranks ended")
+
+
+def exit_codes_of_ranks(world_size: int, function: Callable[..., None], *arguments: Any) -> list[int | None]:
+    """Call a function of a module in every rank of a world in which some may die; the others are not ended.
+
+    Returns:
+        The exit code of each rank, or the negative number of the signal that ended it; None if it did not end.
+    """
+    with _started(world_size, function, arguments) as ranks:
+        deadline = time.monotonic() + PATIENCE
+        for process in ranks.processes:
+            process.join(max(0, deadline - time.monotonic()))
+        return [process.exitcode for process in ranks.processes]
 
 
 def create_forked(options: CreateOptions) -> Created:
@@ -107,10 +116,14 @@ def _be_a_rank(rank: int, world_size: int, port: int, function: Callable[..., No
 
 
 @contextlib.contextmanager
-def _ended(ranks: ProcessContext) -> Iterator[None]:
-    """Leave no rank behind, whatever happens."""
+def _started(world_size: int, function: Callable[..., None], arguments: tuple[Any, ...]) -> Iterator[ProcessContext]:
+    """Inside this context the ranks run; none is left behind, whatever happens."""
+    forkserver()
+    calm_torch()
+    shared = (world_size, free_port(), function, arguments)
+    ranks = start_processes(_be_a_rank, shared, world_size, join=False, daemon=True, start_method="forkserver")
     try:
-        yield
+        yield ranks
     finally:
         for process in ranks.processes:
             process.kill()
