@@ -114,7 +114,9 @@ class StorageReader(TorchStorageReader):
         self.rank, self._world_size = (
             (0, 1) if alone else (dist.get_rank(process_group), dist.get_world_size(process_group))
         )
-        self._threads = thread_count(options.get("jobs"), most=4)
+        # The ranks of a machine share its cores.
+        beside = 1 if self.alone else int(os.environ.get("LOCAL_WORLD_SIZE", self._world_size))
+        self._threads = options.get("jobs") or max(1, thread_count(None, most=4 * beside) // beside)
         self._open(path)
 
     @in_python
@@ -223,7 +225,7 @@ class StorageReader(TorchStorageReader):
         except BaseException as error:  # whatever it is, the other ranks wait for this one's checksums
             failure = error
         of_ranks: list[tuple[int, dict[Record, list[Piece]]] | None] = [mine]
-        if not self.alone:
+        if not self.alone and self.state.states_checksums:
             of_ranks = [None] * self._world_size
             dist.all_gather_object(of_ranks, mine, self.group)
         # One rank tells: torch hands its error to all, and ranks that share a file have all met the same one.

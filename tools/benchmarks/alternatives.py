@@ -1,8 +1,8 @@
 """Section `alternatives` of `make load`: what others do on the same work, and what they say of two damaged copies.
 
 The work is that of section `loading`: rank files, DCP, ZeRO-3 and Accelerate folders of about 1.3 GB each. One copy
-has a flipped bit in the middle of its largest file, the other lacks the last of its largest files. Each alternative
-runs as its own documentation says; ours is the command that gives the same output. DeepSpeed, picklescan and fickling
+has a flipped bit in the middle of a shard of its largest weight, the other lacks the file of this shard. Each
+alternative runs as its own documentation says; ours is the command that gives the same output. DeepSpeed and picklescan
 are run where they are installed.
 """
 
@@ -17,6 +17,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import ckptools
+from ckptools.dtypes import ITEMSIZE
+from ckptools.model.tensor import Tensor
 from tools.benchmarks import loading
 from tools.benchmarks.measure import in_turn, peak, run, table_as_measured
 
@@ -48,6 +51,9 @@ class Alternative:
 
 
 ACCELERATE = (sys.executable, "-m", "accelerate.commands.accelerate_cli")
+FOUND = ("bash", "-c", '"$@" || [ $? = 1 ]', "-")
+"""Before a command whose exit code 1 is its answer."""
+
 CONSOLIDATE = (*CKPTOOLS, "consolidate")
 
 ALTERNATIVES = (
@@ -78,14 +84,10 @@ ALTERNATIVES = (
     ),
     Alternative(
         "picklescan", "composer",
-        (sys.executable, "-m", "picklescan.cli", "-p", "{}"), (*CKPTOOLS, "inspect", "{first}"), "picklescan",
+        (*FOUND, sys.executable, "-m", "picklescan.cli", "-p", "{}"), (*CKPTOOLS, "inspect", "{first}"), "picklescan",
     ),
     Alternative(
-        "fickling --check-safety", "composer",
-        (sys.executable, "-m", "fickling", "--check-safety", "{first}"), (*CKPTOOLS, "inspect", "{first}"), "fickling",
-    ),
-    Alternative(
-        "torch.load(mmap=True) of one rank file", "huggingface.pt",
+        "torch.load(mmap=True) of one rank file", "weights.pt",
         (sys.executable, "-c", MAPPED, "{}"), (*CKPTOOLS, "inspect", "{}"),
     ),
 )  # fmt: skip
@@ -100,8 +102,8 @@ def make(work: Path) -> None:
         size = [word for name, value in loading.SIZE.items() for word in (f"--{name}", str(value))]
         options = ["--strategy", "fsdp2", "--steps", "1", "--batch", "1", "--layout", "accelerate"]
         run([*CKPTOOLS, "create", str(work / "accelerate"), *options, *size])
-    if not (work / "huggingface.pt").exists():
-        run([*CONSOLIDATE, str(work / "huggingface"), "-o", str(work / "huggingface.pt")])
+    if not (work / "weights.pt").exists():
+        run([*CONSOLIDATE, str(work / "weights"), "-o", str(work / "weights.pt")])
 
 
 def report(work: Path) -> Iterator[str]:
@@ -121,7 +123,11 @@ def row(work: Path, one: Alternative) -> Sequence[str]:
         shutil.rmtree(work / "damaged", ignore_errors=True)
         copy.parent.mkdir()
         (shutil.copytree if source.is_dir() else shutil.copy)(source, copy)
-        said.append(_said(one, copy, out) if damage(copy) else "one file")
+        if source.is_file() and damage is _lose:
+            said.append("one file")
+            continue
+        damage(*_weight_in(copy))
+        said.append(_said(one, copy, out))
         _clear(work, out)
     shutil.rmtree(work / "damaged")
     return (one.name, f"{1 / pair.ratio:.1f}", f"{peak(pair.theirs):.0f} / {peak(pair.ours):.0f} MiB", *said)
@@ -139,28 +145,25 @@ def _clear(work: Path, out: Path) -> None:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _largest(source: Path) -> list[Path]:
-    """The files of values, the largest first; of equal ones the last in the order of names."""
-    files = sorted((f for f in source.rglob("*") if f.is_file()), key=lambda f: f.name, reverse=True)
-    return sorted(files, key=lambda f: -(f.stat().st_size >> 24))
-
-
-def _flip(source: Path) -> bool:
-    path = source if source.is_file() else _largest(source)[0]
+def _flip(path: Path, place: int) -> None:
     with path.open("r+b") as file:
-        middle = path.stat().st_size // 2
-        file.seek(middle)
+        file.seek(place)
         byte = file.read(1)[0]
-        file.seek(middle)
+        file.seek(place)
         file.write(bytes([byte ^ 16]))
-    return True
 
 
-def _lose(source: Path) -> bool:
-    if source.is_file():
-        return False
-    _largest(source)[0].unlink()
-    return True
+def _lose(path: Path, _: int) -> None:
+    path.unlink()
+
+
+def _weight_in(source: Path) -> tuple[Path, int]:
+    """A file with a shard of the largest weight of a checkpoint, and the middle byte of the shard in it."""
+    ck = ckptools.open(next(source.glob("*-rank0.pt"), source), all_ranks=True)
+    tensors = [value for value in ck.model.values() if isinstance(value, Tensor)]
+    shard = max(tensors, key=lambda tensor: tensor.nbytes).found[-1]
+    assert shard.source is not None
+    return shard.source.path, shard.source.offset + shard.box.numel * ITEMSIZE[shard.source.dtype] // 2
 
 
 def _said(one: Alternative, copy: Path, out: Path) -> str:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,11 @@ from tools.benchmarks.measure import high_water, run, table_as_measured
 SIZE = {"width": 1030, "layers": 8, "vocab": 1999, "context": 8}
 """About 1.3 GB with both moments."""
 
-LAYOUTS = ("composer", "huggingface")
-ROUNDS = 2
+WEIGHTS_ALONE = {**SIZE, "layers": 24}
+"""As much without them."""
+
+LAYOUTS = ("composer",)
+ROUNDS = 5
 
 STARTED = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
@@ -42,7 +45,7 @@ PAIRS = {
         "model",
         "zero_to_fp32",
     ),
-    "safetensors into FSDP2 on 4 ranks beside HuggingFaceStorageReader": (4, "huggingface", "model", "torch_hf"),
+    "safetensors into FSDP2 on 4 ranks beside HuggingFaceStorageReader": (4, "weights", "model", "torch_hf"),
 }
 
 
@@ -64,13 +67,28 @@ engine.save_checkpoint(sys.argv[1])
 """
 
 
+WEIGHTS = """
+import os, sys
+from safetensors.torch import save_file
+from ckptools.training.model import Transformer
+from ckptools.training.options import ModelSize
+from tools.benchmarks.loading import WEIGHTS_ALONE
+state = Transformer(ModelSize(**WEIGHTS_ALONE)).state_dict()
+del state["head.weight"]
+os.mkdir(sys.argv[1])
+save_file(state, sys.argv[1] + "/model.safetensors")
+"""
+
+
 def make(work: Path) -> None:
-    """Train with 4 ranks and save once in each layout; the ranks save the DCP themselves, as they load it."""
+    """Train with 4 ranks and save; the weights alone are not trained, and the ranks save the DCP as they load it."""
     for layout in LAYOUTS:
         if not (work / layout).exists():
             size = [word for name, value in SIZE.items() for word in (f"--{name}", str(value))]
             steps = ["--steps", "1", "--batch", "1", "--layout", layout]
             run([sys.executable, "-m", "ckptools", "create", str(work / layout), *steps, *size])
+    if not (work / "weights").exists():
+        run([sys.executable, "-c", WEIGHTS, str(work / "weights")])
     if find_spec("deepspeed") and not (work / "zero3").exists():
         code = work / "zero3.py"
         code.write_text(ZERO3)
@@ -91,7 +109,7 @@ def row(work: Path, what: str, ranks: int, layout: str, ours: str, theirs: str) 
     words = [*STARTED, f"--nproc-per-node={ranks}", "-m", __name__, str(work), layout, ours, theirs]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, capture_output=True, text=True, check=True, env=environment)
-    turns = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[")))
+    turns = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("[{")))
     mine, others = turns[::2], turns[1::2]
     seconds = [statistics.median(turn["seconds"] for turn in some) for some in (mine, others)]
     ratio = statistics.median(a["seconds"] / b["seconds"] for a, b in zip(mine, others, strict=True))
@@ -116,7 +134,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     work, layout, *sides = sys.argv[1:]
     dist.init_process_group("gloo")
-    state = state_of(whole_run=layout not in ("huggingface", "zero3"))
+    size = WEIGHTS_ALONE if layout == "weights" else SIZE
+    state = state_of(size, whole_run=layout not in ("weights", "zero3"))
     saved = (Path(work) / layout / ".metadata").exists()
     dist.barrier()  # every rank has looked before one of them saves
     if layout == "dcp" and not saved:
@@ -127,24 +146,24 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def state_of(whole_run: bool) -> dict[str, Any]:
+def state_of(size: Mapping[str, int], whole_run: bool) -> dict[str, Any]:
     """The state dict of an FSDP2 model and its optimizer on this rank."""
     import torch
     from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    from ckptools.training.model import Transformer
+    from ckptools.training.model import Transformer, decayed_names, make_optimizer
     from ckptools.training.options import ModelSize
 
-    model = Transformer(ModelSize(**SIZE))
+    model = Transformer(ModelSize(**size))
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     for block in model.blocks.values():
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     state: dict[str, Any] = {"model": get_model_state_dict(model)}
     if whole_run:
-        optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+        optimizer = make_optimizer("AdamW", model.named_parameters(), decayed_names(model))
         state["optimizer"] = get_optimizer_state_dict(model, optimizer)
     else:
         del state["model"]["head.weight"]  # it is tied, and the others have only the other name
