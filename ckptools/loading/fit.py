@@ -34,7 +34,7 @@ class Unfit(NamedTuple):
     """A value that is saved and running, but not as the same.
 
     Attributes:
-        what: `shape`, `dtype` or `kind`, a tensor on one side alone.
+        what: `shape`, `dtype`, `codes` of a quantized weight, or `kind`, a tensor on one side alone.
         saved: that of the saved value, in words.
         running: that of the running value.
     """
@@ -67,13 +67,16 @@ def unfit(saved: Value, running: Any, cast: bool) -> Unfit | None:
 def other_dtype(saved: SavedTensor, running: Tensor, cast: bool) -> Unfit | None:
     """The dtypes of a saved tensor and a running one, or its part on a rank; None if they are the same, or converted.
 
-    A number may have any dtype. A dtype that this torch does not have cannot be converted.
+    A number may have any dtype. A dtype that this torch does not have cannot be converted, nor can codes of a quantized
+    weight, which are no values.
     """
     if not hasattr(torch, saved.dtype):
         text = f"{saved.dtype}, which torch {torch.__version__} does not have,"
         return Unfit("dtype", text, str(running.dtype).removeprefix("torch."))
-    same = cast or not saved.shape or running.dtype is getattr(torch, saved.dtype)
-    return None if same else Unfit("dtype", saved.dtype, str(running.dtype).removeprefix("torch."))
+    same = not saved.shape or running.dtype is getattr(torch, saved.dtype)
+    if not same and saved.coded is not None and saved.are_codes:
+        return Unfit("codes", f"codes of {saved.coded.scheme}", str(running.dtype).removeprefix("torch."))
+    return None if same or cast else Unfit("dtype", saved.dtype, str(running.dtype).removeprefix("torch."))
 
 
 class Found(NamedTuple):
@@ -186,15 +189,22 @@ def _parameters_without_group(missing: Sequence[str]) -> list[str]:
 def unfit_words(values: Mapping[str, Unfit]) -> list[str]:
     """Say which values do not fit, and what mends it."""
     texts = []
-    for what in ("kind", "shape", "dtype"):
+    for what, words in (
+        ("kind", "another kind"),
+        ("shape", "another shape"),
+        ("dtype", "another dtype"),
+        ("codes", "codes"),
+    ):
         some = {key: one for key, one in values.items() if one.what == what}
         if some:
             named = [
                 f"{clip(printable(key), 100)} is {one.saved} there and {one.running} here" for key, one in some.items()
             ]
-            texts.append(f"has {plural(len(some), 'value')} of another {what}: {first_few(named, MOST_NAMED)}")
+            texts.append(f"has {plural(len(some), 'value')} of {words}: {first_few(named, MOST_NAMED)}")
     if any(one.what == "dtype" and hasattr(torch, one.saved) for one in values.values()):
         texts.append(f"{spelled('cast', True)} converts while loading")
+    if any(one.what == "codes" for one in values.values()):
+        texts.append(f"{spelled('dequantize', True)} loads the values")
     return texts
 
 

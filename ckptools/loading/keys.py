@@ -75,6 +75,10 @@ class Keys:
             str(fqn).removeprefix(self._around): group for group in state.groups for fqn in group.get(PARAMS, ())
         }
         self._hyperparameters = {name for group in state.groups for name in group}
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget in which form keys were asked for before."""
         self._around_is_asked = self._numbers_are_asked = False
 
     def find(self, key: str) -> Answer | None:

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 
 from ckptools.cluster.lost_rank import lost_ranks_told
 from ckptools.cluster.rank_0 import told_by
+from ckptools.dtypes import SHORT
 from ckptools.errors import CkptoolsError, ReadError, RefusedError, UsageError
 from ckptools.keys.entries import pattern
 from ckptools.loading.options import LoadOptions
@@ -294,11 +295,16 @@ def load_state_dict(
     Raises:
         NotWholeError: the model is not whole, and `allow_missing` is not given.
         ReadError: a file cannot be read, has changed, or is damaged.
-        UsageError: no name matches.
+        RefusedError: `dtype` is given, and its weights are codes, which are no values to convert.
+        UsageError: no name matches, or `dtype` is none of floating-point numbers.
     """
     reader = StorageReader(path, strict=False, cast=dtype is not None, no_dist=True, **options)
     wanted = pattern((keys,) if isinstance(keys, str) else tuple(keys)) if keys else None
-    kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    named = {short: long for long, short in SHORT.items()}.get(str(dtype), dtype)
+    kind = getattr(torch, named, None) if isinstance(named, str) else named
+    if dtype is not None and not (isinstance(kind, torch.dtype) and kind.is_floating_point):
+        text = f"{spelled('dtype', dtype)}: choose a floating-point dtype, such as float32, bfloat16, float16"
+        raise UsageError(None, text)
     found: dict[str, Any] = {}
     for entry in reader.state.entries:
         section, _, name = entry.flat.partition(".")

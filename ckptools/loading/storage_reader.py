@@ -175,6 +175,7 @@ class StorageReader(TorchStorageReader):
     def read_metadata(self, *_: Any, **_more: Any) -> Metadata:
         """Describe every tensor as one chunk, because ckptools itself finds its bytes in the files."""
         self._described.asked.clear()
+        self._described.keys_of.begin()
         return Metadata(self._described, {entry.saved: entry.path for entry in self.state.entries}, storage_data={})
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **_more: Any) -> None:
