@@ -40,7 +40,7 @@ def made_by_rank_0(make: Callable[[], T], group: dist.ProcessGroup | None = None
 
 
 def told_by(rank: int, error: CkptoolsError, path: object) -> CkptoolsError:
-    """The error of one rank as the others raise it: with all its facts, but in few words, so that one rank tells."""
+    """The error of one rank as the others raise it: all its facts, but few words, because that rank explains it."""
     short = copy(error)
     short.args = (f"{path}: is not loaded; rank {rank} says why",)
     return short

@@ -2,7 +2,7 @@
 
 `dcp.load` asks for the box of each tensor that a rank's state dict holds. So each rank reads only what it keeps, and
 this code does not need to know how this run or the saved run is spread over ranks. Rank 0 opens the checkpoint and
-tells the others where every value lies.
+sends the others the place of every value.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ IN_PART = "the tensors here may be filled in part"
 class StorageReader(TorchStorageReader):
     """A checkpoint of any format and world size, for `dcp.load(state_dict, storage_reader=...)`.
 
-    Making one is a collective: every rank makes it. Rank 0 opens the checkpoint, judges it, and tells the others where
-    the values lie; each rank then reads only the bytes that it keeps. Keys are those of the saved tree, or of torch's
-    state_dict API: `model.<fqn>`, `optimizer.state.<fqn>.exp_avg`. Names of wrappers do not matter.
+    Making one is a collective: every rank makes it. Rank 0 opens the checkpoint, judges it, and sends the others the
+    place of every value; each rank then reads only the bytes that it keeps. Keys are those of the saved tree, or of
+    torch's state_dict API: `model.<fqn>`, `optimizer.state.<fqn>.exp_avg`. Names of wrappers do not matter.
 
     What is read is compared with the checksums that the files state, where all ranks together read a record.
 
@@ -229,7 +229,7 @@ class StorageReader(TorchStorageReader):
         if not self.alone and self.state.states_checksums:
             of_ranks = [None] * self._world_size
             dist.all_gather_object(of_ranks, mine, self.group)
-        # One rank tells: torch hands its error to all, and ranks that share a file have all met the same one.
+        # One rank raises: torch hands its error to all, and ranks that share a file have all met the same one.
         if failure and of_ranks.index(None) == self.rank:
             raise _filled_in_part(failure)
         done_by = [one for one in of_ranks if one is not None]
@@ -306,8 +306,8 @@ class StorageReader(TorchStorageReader):
 def _filled_in_part(error: BaseException) -> BaseException:
     """An error while reading, which says that some values may have been replaced by then."""
     if isinstance(error, CkptoolsError):
-        error.reason, told = f"{error.reason}; {IN_PART}", f"{error}; {IN_PART}"
-        error.args = (told,)
+        error.reason, message = f"{error.reason}; {IN_PART}", f"{error}; {IN_PART}"
+        error.args = (message,)
     return error
 
 

@@ -61,8 +61,8 @@ def match(
     note = "" if named else note_on_choice(whole)
     together = whole if named else put_together(whole, model.tensors)
     if together is not whole:
-        held = few([one.section.name for one in models_of(whole)])
-        note = f"model: the state dict that holds {held}, as a whole"
+        sections = few([one.section.name for one in models_of(whole)])
+        note = f"model: the state dict that holds {sections}, as a whole"
         whole, saved = together, saved_shapes(together)
     found = compared(replace(saved, ranks=len(whole.ranks)), model, verdict_of(whole).whole, chosen)
     found = replace(found, chosen=note)

@@ -259,8 +259,8 @@ def _restore_scheduler(run: Run, saved: SavedRun) -> None:
 def _summary(run: Run, saved: SavedRun) -> Iterator[str]:
     """Yield lines that say where the run resumes, and which state does not continue as it was."""
     yield f"resumed from {saved.path}: step {run.step}, epoch {run.epoch}, sample {run.position.samples}"
-    held = {"optimizer": saved.with_state, "random states": saved.random}
-    missing = [name for name, value in held.items() if not value]
+    found = {"optimizer": saved.with_state, "random states": saved.random}
+    missing = [name for name, value in found.items() if not value]
     if saved.position is None or not saved.position.exact:
         missing.append("position in the data" if saved.position is None else "position in the epoch")
     if missing:

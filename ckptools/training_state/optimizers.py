@@ -681,8 +681,8 @@ def _named_by(model: Section | None, optimizer: Mapping[str, Any], checkpoint: C
         spelled = {key: ways[s.path] + name for s in inner for name, key in s.keys.items()}
         tries.insert(0, (leaf_at(checkpoint.tree, inner[0].inside or ()), spelled))
     if given is not None and len(tries) > 1:
-        told = {*given.shapes, *(name for names in given.listed for name in names)}
-        tries = [one for one in tries if told.intersection(one[0] or ())][:1] or tries[:1]
+        given_names = {*given.shapes, *(name for names in given.listed for name in names)}
+        tries = [one for one in tries if given_names.intersection(one[0] or ())][:1] or tries[:1]
     namings = [(name_with(optimizer, state, believed(order, state or {}), given), spell) for state, spell in tries]
     naming, spelled = max(namings, key=lambda n: (sum(name in n[1] for name in n[0].names.values()), n[0].by == "fqn"))
     return naming._replace(names={i: spelled.get(name, name) for i, name in naming.names.items()})
