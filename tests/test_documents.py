@@ -67,6 +67,11 @@ def test_the_first_commands_on_a_bucket_or_a_cluster_run(run7: Path, tmp_path: P
     assert (tmp_path / "model" / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize("guide", [README, *PAGES], ids=lambda path: path.stem)
+def test_no_page_shows_a_command_that_fails_in_python(guide: Path) -> None:
+    assert "Traceback (most recent call last)" not in guide.read_text()
+
+
 @pytest.mark.parametrize("guide", [*PROJECT, *PAGES], ids=lambda path: path.stem)
 def test_every_link_of_a_page_leads_somewhere(guide: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)|(?:src|srcset)=\"([^\"]+)\"", guide.read_text())
