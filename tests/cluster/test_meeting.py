@@ -73,6 +73,7 @@ def add_a_word_to_rank_1() -> None:
         sys.argv.append("--deep")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_ranks_that_run_different_commands_are_told_so_once() -> None:
     done = ckptools_forked(2, "verify", "x.pt", before=add_a_word_to_rank_1)

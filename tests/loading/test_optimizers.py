@@ -13,7 +13,7 @@ import ckptools
 from ckptools.errors import RefusedError
 from ckptools.model.tensor import Tensor
 from tests.loading.test_boxes import bits
-from tests.truth import LOCAL, OWN_BUFFERS, WHOLE, Known
+from tests.truth import LOCAL, OWN_BUFFERS, WHOLE, Known, one_of_each_form
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -33,6 +33,12 @@ LEFT_OUT = {
 }
 
 CASES = [known for known in (*WHOLE, *LOCAL, *OWN_BUFFERS) if known.label not in LEFT_OUT]
+FIRST = {known.label for known in one_of_each_form(CASES)[::3]}
+"""Fixtures of every run of the tests."""
+
+
+def _param(known: Known) -> object:
+    return pytest.param(known, id=known.label, marks=() if known.label in FIRST else pytest.mark.slow)
 
 
 def module_like(tensors: dict[str, Tensor]) -> nn.Module:
@@ -53,7 +59,7 @@ def module_like(tensors: dict[str, Tensor]) -> nn.Module:
     return root
 
 
-@pytest.mark.parametrize("known", CASES, ids=lambda known: known.label)
+@pytest.mark.parametrize("known", map(_param, CASES))
 def test_model_moments_and_hyperparameters_are_those_of_the_checkpoint(known: Known) -> None:
     given: dict[str, Any] = {name: value for name, value in known.options.items() if value is not None}
     given |= {"prefer_rank": 0} if known in OWN_BUFFERS else {}

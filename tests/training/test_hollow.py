@@ -112,6 +112,7 @@ def test_llama_3_70b_is_planned_as_141_gb_of_bfloat16(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "run"]
 
 
+@pytest.mark.slow
 def test_several_processes_write_what_one_does(tmp_path: Path) -> None:
     one, two = (create(tmp_path / f"{jobs} jobs", LARGE, 3, "dcp", jobs) for jobs in (1, 2))
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
