@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ckptools.keys.renames import Rename, applied, rename_words, suggested
 from ckptools.loading.keys import GROUPS, PARAMS, STATE
-from ckptools.loading.saved_state import MODEL, OPTIMIZER, Entry, SavedState, Value
+from ckptools.loading.saved_state import MODEL, OPTIMIZER, SavedEntry, SavedState, Value
 from ckptools.model.tensor import Tensor as SavedTensor
 from ckptools.option import spelled
 from ckptools.text import clip, first_few, plural, printable, shape
@@ -88,7 +88,7 @@ class Found(NamedTuple):
     with_around: bool | None
 
 
-class Asked(NamedTuple):
+class AskedKeys(NamedTuple):
     """What one rank asks for.
 
     Attributes:
@@ -104,7 +104,7 @@ class Asked(NamedTuple):
     mixed: str = ""
 
 
-def problem_with(asked: Sequence[Asked], state: SavedState, strict: bool) -> str:
+def problem_with(asked: Sequence[AskedKeys], state: SavedState, strict: bool) -> str:
     """Say what is wrong with what all ranks ask for, and what mends it; empty if nothing is.
 
     Wrong are values of another shape or dtype. If `strict`, also wrong are keys that the checkpoint does not have,
@@ -232,7 +232,7 @@ def _unexpected(found: Mapping[str, Found], state: SavedState) -> list[str]:
     return [key for key in left if key.startswith((f"{MODEL}.", f"{OPTIMIZER}.{STATE}"))]
 
 
-def _identity(entry: Entry) -> object:
+def _identity(entry: SavedEntry) -> object:
     return storage_identity(entry.value) if isinstance(entry.value, SavedTensor) else None
 
 

@@ -23,7 +23,7 @@ STATE, GROUPS, PARAMS = "state.", "param_groups.", "params"
 
 MODELS, OPTIMIZERS = frozenset(MODEL_KEYS), frozenset((OPTIMIZER, "optim", "optimizers"))
 APPS = frozenset(("app", "state"))
-"""Keys below which scripts keep a model's state dict and an optimizer's."""
+"""SavedKeys below which scripts keep a model's state dict and an optimizer's."""
 
 
 class Answer(NamedTuple):
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
     params: tuple[str, ...] = ()
 
 
-class Keys:
+class SavedKeys:
     """The keys of a checkpoint, as one rank asks for them.
 
     Args:

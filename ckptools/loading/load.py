@@ -29,8 +29,8 @@ from ckptools.cluster.rank_0 import told_by
 from ckptools.dtypes import SHORT
 from ckptools.errors import CkptoolsError, ReadError, RefusedError, UsageError
 from ckptools.keys.entries import pattern
-from ckptools.loading.options import LoadOptions
-from ckptools.loading.record_checks import Compared
+from ckptools.loading.load_options import LoadOptions
+from ckptools.loading.record_checks import Checksums
 from ckptools.loading.saved_state import MODEL, OPTIMIZER
 from ckptools.loading.storage_reader import IN_PART, Planner
 from ckptools.loading.storage_reader import StorageReader as StorageReader
@@ -73,7 +73,7 @@ class Loaded:
     bytes_read: int
     kept: tuple[str, ...] = ()
     not_loaded: tuple[str, ...] = ()
-    checksums: Compared | None = None
+    checksums: Checksums | None = None
     notes: tuple[str, ...] = field(default=())
 
     def _summary(self) -> str:

@@ -17,7 +17,7 @@ MOST_PIECES = 1024
 """A record of which a rank reads more pieces than this, such as columns of a matrix, is not compared."""
 
 
-class Piece(NamedTuple):
+class RecordPart(NamedTuple):
     """Bytes `start` to `end` of a record, and their CRC-32."""
 
     start: int
@@ -25,14 +25,14 @@ class Piece(NamedTuple):
     crc: int
 
 
-Pieces = Mapping[Record, Sequence[Piece]]
+RecordParts = Mapping[Record, Sequence[RecordPart]]
 
 
 class RecordChecks:
     """The records that one rank has read, in whole or in pieces."""
 
     def __init__(self) -> None:
-        self._pieces: dict[Record, list[Piece]] = defaultdict(list)
+        self._pieces: dict[Record, list[RecordPart]] = defaultdict(list)
         self._lock = Lock()
         self.right = 0
 
@@ -45,14 +45,14 @@ class RecordChecks:
             if found == source.crc and len(data) == source.record_span[1]:
                 self.right += 1  # the usual case, in which nothing is left to do
             else:
-                self._pieces[Record.of(source)].append(Piece(start, start + len(data), found))
+                self._pieces[Record.of(source)].append(RecordPart(start, start + len(data), found))
 
-    def pieces(self) -> dict[Record, list[Piece]]:
+    def pieces(self) -> dict[Record, list[RecordPart]]:
         """The pieces of each record, joined where one follows another; not of a record that was right as a whole."""
         return {record: joined for record, some in self._pieces.items() if len(joined := _joined(some)) <= MOST_PIECES}
 
 
-class Compared(NamedTuple):
+class Checksums(NamedTuple):
     """The records that were read, as far as they state a checksum.
 
     Attributes:
@@ -66,30 +66,30 @@ class Compared(NamedTuple):
     damaged: Mapping[Record, int] = {}
 
 
-def compared(right: int, of_ranks: Iterable[Pieces]) -> Compared:
+def compared(right: int, of_ranks: Iterable[RecordParts]) -> Checksums:
     """Compare the records of which ranks have read every byte.
 
     Args:
         right: number of records that single ranks have read in whole, and that match.
         of_ranks: the pieces of other records, for each rank.
     """
-    pieces: dict[Record, set[Piece]] = defaultdict(set)
+    pieces: dict[Record, set[RecordPart]] = defaultdict(set)
     for of_rank in of_ranks:
         for record, some in of_rank.items():
             pieces[record].update(some)
     joined = {record: _joined(some) for record, some in pieces.items()}
     found = {record: one[0].crc for record, one in joined.items() if [p[:2] for p in one] == [(0, record.nbytes)]}
     damaged = {record: crc for record, crc in found.items() if crc != record.crc}
-    return Compared(right + len(found) - len(damaged), right + len(pieces), damaged)
+    return Checksums(right + len(found) - len(damaged), right + len(pieces), damaged)
 
 
-def _joined(pieces: Iterable[Piece]) -> list[Piece]:
+def _joined(pieces: Iterable[RecordPart]) -> list[RecordPart]:
     """Join pieces that follow each other; a piece that begins inside of the last one is left out."""
-    found: list[Piece] = []
+    found: list[RecordPart] = []
     for piece in sorted(pieces):
         if found and piece.start == found[-1].end:
             crc = crc32_combine(found[-1].crc, piece.crc, piece.end - piece.start)
-            found[-1] = Piece(found[-1].start, piece.end, crc)
+            found[-1] = RecordPart(found[-1].start, piece.end, crc)
         elif not found or piece.start > found[-1].end:
             found.append(piece)
     return found

@@ -44,7 +44,7 @@ Stamp = tuple[int, int]
 """Size of a file in bytes, and its time in nanoseconds."""
 
 
-class Entry(NamedTuple):
+class SavedEntry(NamedTuple):
     """A value of the checkpoint.
 
     Attributes:
@@ -81,7 +81,7 @@ class SavedState:
     path: Path
     step: int | None
     world_size: int | None
-    entries: Sequence[Entry]
+    entries: Sequence[SavedEntry]
     numbered: bool
     unnamed: bool
     own: Mapping[str, Mapping[int, Value]]
@@ -147,7 +147,7 @@ def _of_part(
     saved, flat = arrange(contents, whole.path, SAVED).leaves, arrange(bare, whole.path, FLAT).leaves
     # Both list the same values in the same order.
     pairs = [(a, b, _value(a, contents, files)) for a, b in zip(saved, flat, strict=True)]
-    entries = [Entry(a.path, fqn_of(a.path), fqn_of(b.path), value) for a, b, value in pairs]
+    entries = [SavedEntry(a.path, fqn_of(a.path), fqn_of(b.path), value) for a, b, value in pairs]
     extents = [entry.value.extents for entry in entries if isinstance(entry.value, Tensor)]
     namings = [optimizer.naming for optimizer in optimizers_of(whole).values()]
     return SavedState(

@@ -33,12 +33,12 @@ from ckptools.cluster.lost_rank import lost_ranks_told
 from ckptools.cluster.rank_0 import made_by_rank_0, told_by
 from ckptools.errors import CkptoolsError, DamagedError, ReadError, RefusedError
 from ckptools.files.opening import File, OpenFiles, reading
-from ckptools.loading.fit import Asked, Found, Unfit, other_dtype, problem_with, unfit, unfit_words
-from ckptools.loading.keys import GROUPS, Answer, Keys
-from ckptools.loading.options import LoadOptions, choices_in, opened
-from ckptools.loading.record_checks import Compared, Piece, RecordChecks, compared
+from ckptools.loading.boxes import read_into
+from ckptools.loading.fit import AskedKeys, Found, Unfit, other_dtype, problem_with, unfit, unfit_words
+from ckptools.loading.keys import GROUPS, Answer, SavedKeys
+from ckptools.loading.load_options import LoadOptions, choices_in, opened
+from ckptools.loading.record_checks import Checksums, RecordChecks, RecordPart, compared
 from ckptools.loading.saved_state import MODEL, OPTIMIZER, SavedState, Value, saved_state, stamp_of
-from ckptools.loading.values import read_into
 from ckptools.model.regions import Box
 from ckptools.model.tensor import Tensor as SavedTensor
 from ckptools.option import in_python, spelled
@@ -133,9 +133,9 @@ class StorageReader(TorchStorageReader):
                 raise error if self.rank == 0 else told_by(0, error, path) from None
         self.path, self.step = self.state.path, self.state.step
         self.counters, self.notes = self.state.counters, self.state.notes
-        self._described = _Described(self.state, Keys(self.state, self.rank, self._world_size, self._strict))
+        self._described = _Described(self.state, SavedKeys(self.state, self.rank, self._world_size, self._strict))
         self.bytes_read = self.bytes_kept = self.tensors = 0
-        self.checksums: Compared | None = None
+        self.checksums: Checksums | None = None
         self.kept: tuple[str, ...] = ()
         self.param_groups: Sequence[Mapping[str, Any]] = ()
 
@@ -186,7 +186,7 @@ class StorageReader(TorchStorageReader):
         answers = self._described.asked
         known = {key: answer for key, answer in answers.items() if answer is not None}
         self.kept = tuple(key for key, answer in answers.items() if _value(answer) is None)
-        asked = Asked(
+        asked = AskedKeys(
             {key: Found(one.section, one.entry, one.head, one.with_around) for key, one in known.items()},
             tuple(key for key, answer in answers.items() if answer is None) if self._strict else (),
             plan.planner_data or {},
@@ -217,7 +217,7 @@ class StorageReader(TorchStorageReader):
             ReadError: a file cannot be read, or has changed since it was opened.
             DamagedError: a record does not match its checksum; the tensors may hold what was read of it.
         """
-        mine: tuple[int, dict[Record, list[Piece]]] | None = None
+        mine: tuple[int, dict[Record, list[RecordPart]]] | None = None
         failure: BaseException | None = None
         try:
             checks = RecordChecks()
@@ -225,7 +225,7 @@ class StorageReader(TorchStorageReader):
             mine = checks.right, checks.pieces()
         except BaseException as error:  # whatever it is, the other ranks wait for this one's checksums
             failure = error
-        of_ranks: list[tuple[int, dict[Record, list[Piece]]] | None] = [mine]
+        of_ranks: list[tuple[int, dict[Record, list[RecordPart]]] | None] = [mine]
         if not self.alone and self.state.states_checksums:
             of_ranks = [None] * self._world_size
             dist.all_gather_object(of_ranks, mine, self.group)
@@ -344,7 +344,7 @@ class _Described(dict[str, Any]):
     missing key is refused is decided when all are known.
     """
 
-    def __init__(self, state: SavedState, keys: Keys) -> None:
+    def __init__(self, state: SavedState, keys: SavedKeys) -> None:
         super().__init__({entry.saved: _description(entry.value) for entry in state.entries})
         self.keys_of = keys
         self.asked: dict[str, Answer | None] = {}

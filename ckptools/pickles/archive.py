@@ -246,7 +246,7 @@ def tree_in(data: bytes, original: Path) -> Any:
             target.write_bytes(data)
             with File(target) as file:
                 archive = content_of(head_of(file)) in ("zip", "legacy")
-                return read_archive(file)[1] if archive else load_all(StorageReader(file), target)
+                return read_archive(file)[1] if archive else load_all(StorageMachine(file), target)
     except CkptoolsError:
         return None
 
@@ -263,7 +263,7 @@ def load_all(machine: Machine, path: Path) -> Any:
     return tree
 
 
-class StorageReader(Machine):
+class StorageMachine(Machine):
     """A machine for a file of `pickle.dumps`, in which each storage is an embedded torch.save file."""
 
     def __init__(self, file: File) -> None:
@@ -289,4 +289,4 @@ class StorageReader(Machine):
 @rebuilds("torch.storage._load_from_bytes")
 def _storage(m: MachineState, args: tuple[Any, ...]) -> Any:
     inside = len(args) == 1 and isinstance(args[0], bytes)
-    return m.storage_in(args[0]) if inside and isinstance(m, StorageReader) else None
+    return m.storage_in(args[0]) if inside and isinstance(m, StorageMachine) else None

@@ -47,7 +47,7 @@ from ckptools.training.output import opened_by
 from ckptools.training.run import Run, Say
 
 if TYPE_CHECKING:
-    from ckptools.loading.options import LoadOptions
+    from ckptools.loading.load_options import LoadOptions
     from ckptools.model.regions import Ints
 
 
