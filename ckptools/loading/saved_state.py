@@ -74,7 +74,6 @@ class SavedState:
         without: why the checkpoint has a model here and nothing else; None if everything could be chosen.
         left_out: keys of values that are not here, with the reason.
         notes: what was done or assumed, for the user.
-        states_checksums: whether a file states the checksum of a tensor.
         stamps: size and time of each file with values.
     """
 
@@ -90,7 +89,6 @@ class SavedState:
     without: CkptoolsError | None
     left_out: Mapping[str, str]
     notes: Sequence[str]
-    states_checksums: bool
     stamps: Mapping[Path, Stamp] = field(default_factory=dict)
 
 
@@ -163,7 +161,6 @@ def _of_part(
         without=without,
         left_out={fqn_of(path): why for path, why in contents.left_out.items()},
         notes=[*notes, *contents.notes],
-        states_checksums=any(one.states_any_crc for one in extents),
         stamps={path: stamp_of(path) for path in read_paths(extents)},
     )
 

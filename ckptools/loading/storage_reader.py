@@ -226,7 +226,7 @@ class StorageReader(TorchStorageReader):
         except BaseException as error:  # whatever it is, the other ranks wait for this one's checksums
             failure = error
         of_ranks: list[tuple[int, dict[Record, list[RecordPart]]] | None] = [mine]
-        if not self.alone and self.state.states_checksums:
+        if not self.alone:
             of_ranks = [None] * self._world_size
             dist.all_gather_object(of_ranks, mine, self.group)
         # One rank raises: torch hands its error to all, and ranks that share a file have all met the same one.

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -96,6 +97,8 @@ def save(out: Path, mesh: DeviceMesh) -> None:
         whole = model_of()
         trained(whole, 3)
         torch.save({"model": whole.state_dict(), "step": 3}, out / "one.pt")
+        (out / "hf").mkdir()
+        save_file(whole.state_dict(), out / "hf" / "model.safetensors")
     dist.barrier()
 
 
@@ -164,6 +167,7 @@ class Happening(NamedTuple):
     rank: int
     file: str
     do: Callable[[Path], object]
+    source: str = "step-3"
 
 
 expected: list[Happening] = []
@@ -208,6 +212,9 @@ def happenings(out: Path) -> dict[str, Happening]:
         "a file is rewritten while it is read": Happening(1, "rank1.pt", rewrite),
         "a file is replaced while it is read": Happening(1, "rank1.pt", replace_by(out / "step-4" / "rank1.pt")),
         "a file is deleted while it is read": Happening(1, "rank1.pt", Path.unlink),
+        "one rank cannot read a file without checksums": Happening(
+            1, "model.safetensors", raises(OSError(errno.EIO, "Input/output error")), "hf"
+        ),
         "rank 0 has no memory to open it": Happening(0, "rank2.pt", raises(MemoryError())),
         "rank 0 meets a bug as it opens it": Happening(0, "rank2.pt", raises(ZeroDivisionError("division by zero"))),
         "rank 0 is interrupted as it opens it": Happening(0, "rank2.pt", interrupt),
@@ -315,10 +322,10 @@ def load_all(out: Path) -> None:
         for way in WAYS:
             copy = out / f"{case}: {way}"
             if rank == 0:
-                shutil.copytree(out / "step-3", copy)
+                shutil.copytree(out / happening.source, copy)
             dist.barrier()
             expected[:] = [happening] if happening.rank == rank else []
-            told(case, way, attempt(way, copy, mesh))
+            told(case, way, attempt(way, copy, mesh, with_optimizer=happening.source != "hf"))
             expected.clear()
     if rank == 0:
         (out / "ended.json").write_text(json.dumps(found))

@@ -114,6 +114,7 @@ def test_a_flipped_bit_is_told_when_all_is_read(outcomes: Outcomes, case: str, w
             "a file is deleted while it is read",
             "rank1.pt: is not here, though rank 0 has opened it: was it deleted, or",
         ),
+        ("one rank cannot read a file without checksums", "model.safetensors: cannot be read: input/output error"),
         ("a disk fails", ".pt: cannot be read: input/output error"),
     ],
 )
