@@ -259,6 +259,8 @@ class StorageReader(TorchStorageReader):
             item, saved, target = one
             box = Box(tuple(item.storage_offsets), tuple(item.lengths))
             read_into(target, saved, box, files, None if self._options.get("unchecked") else checks.seen)
+            if not (saved.shape or self._cast) and target.dtype is not getattr(torch, saved.dtype):
+                self._check_exact(item.dest_index.fqn, saved, target, files)
             planner.commit_tensor(item, target)
 
         try:
@@ -288,6 +290,15 @@ class StorageReader(TorchStorageReader):
         other = {item.dest_index.fqn: other_dtype(saved, target, self._cast) for item, saved, target in tensors}
         if words := unfit_words({key: problem for key, problem in other.items() if problem is not None}):
             raise RefusedError(self.path, "; ".join(words))
+
+    def _check_exact(self, key: str, saved: SavedTensor, target: Tensor, files: OpenFiles) -> None:
+        """Refuse a number that its new dtype does not hold exactly; a count of steps may have any dtype."""
+        number = torch.empty((), dtype=getattr(torch, saved.dtype))
+        read_into(number, saved, Box((), ()), files, None)
+        back = target.cpu().to(number.dtype)
+        if not torch.equal(back, number) and not (back.isnan() and number.isnan()):
+            text = f"{key} is {number.item()}, which {str(target.dtype).removeprefix('torch.')} does not hold exactly"
+            raise RefusedError(self.path, f"{text}; {spelled('cast', True)} rounds it")
 
     def _check_unchanged(self) -> None:
         for path, stamp in self.state.stamps.items():

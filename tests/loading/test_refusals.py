@@ -249,6 +249,23 @@ def test_other_dtypes_are_refused_unless_casting_is_asked_for(tmp_path: Path) ->
     assert torch.equal(running[0].weight, torch.load(path)["model"]["0.weight"].bfloat16())
 
 
+def test_a_number_of_another_dtype_is_taken_only_if_it_stays_the_same(tmp_path: Path) -> None:
+    """A count of steps may be an integer on one side; a weight of one element is not rounded without being asked."""
+
+    def scaled(value: float, dtype: torch.dtype) -> nn.Module:
+        model = nn.Module()
+        model.register_parameter("scale", nn.Parameter(torch.tensor(value, dtype=dtype)))
+        return model
+
+    path, running = saved(tmp_path / "a.pt", scaled(0.1, torch.float32)), scaled(7.0, torch.bfloat16)
+    with pytest.raises(RefusedError, match=r"model.scale is 0\.1\d*, which bfloat16 does not hold exactly; cast=True"):
+        ckptools.load(running, path)
+    ckptools.load(running, path, cast=True)
+    assert running.scale == torch.tensor(0.1).bfloat16()
+    ckptools.load(running, saved(tmp_path / "b.pt", scaled(0.25, torch.float32)))
+    assert running.scale == 0.25
+
+
 def test_other_shapes_are_refused_also_where_names_may_differ(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.pt", layers(3, 4, 5))
     text = refusal(layers(3, 4, 6), path, strict=False)
