@@ -462,9 +462,14 @@ def _with_new_keys(
     moves: list[Move] = []
     for section, at in selection.places:
         if (new_key := new_key_of(section)) is not None:
-            new = _renamed_section(section, leaf_at(tree, at), new_key, selection.source.path, way)
+            written = leaf_at(tree, at)
+            new = _renamed_section(section, written, new_key, selection.source.path, way)
             tree = with_leaves(tree, {at: new})
             moves.append((section, at, new_key))
+            # A section has the names that are left out too, under which these are listed.
+            new = new | {
+                _moved((key,), [(section, (), new_key)])[0]: v for key, v in section.value.items() if key not in written
+            }
             if not at:  # a section at the root has only some of the tree's keys
                 mine = {_moved((key,), moves[-1:])[0] for key in section.value}
                 new = {key: value for key, value in new.items() if key in mine}

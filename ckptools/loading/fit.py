@@ -226,7 +226,10 @@ def _unexpected(found: Mapping[str, Found], state: SavedState) -> list[str]:
     left = (
         entry.flat
         for n, entry in enumerate(state.entries)
-        if n not in taken and entry.flat.partition(".")[0] in sections and _identity(entry) not in known
+        if n not in taken
+        and entry.value is not None
+        and entry.flat.partition(".")[0] in sections
+        and _identity(entry) not in known
     )
     # Beside its states an optimizer may have what only its own class knows.
     return [key for key in left if key.startswith((f"{MODEL}.", f"{OPTIMIZER}.{STATE}"))]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ckptools.consolidate.options import FLAT, SAVED, ConsolidateOptions, renamed, renaming_of, unwrapped
 from ckptools.consolidate.output_place import OutputPlace, made_like, original_for
+from ckptools.consolidate.provenance import note_on_carried
 from ckptools.consolidate.selection import check_files, select
 from ckptools.consolidate.writers import PT
 from ckptools.consolidate.writers.dcp import Leaf, ObjectPath, arrange
@@ -28,7 +29,7 @@ from ckptools.model.extents import read_paths
 from ckptools.model.tensor import Tensor
 from ckptools.tensor_io.checksums import crc32
 from ckptools.tensor_io.stream import tensor_bytes
-from ckptools.text import fqn_of
+from ckptools.text import few, fqn_of, plural
 from ckptools.training_state.optimizers import optimizers_of
 
 MODEL, OPTIMIZER = "model", "optimizer"
@@ -51,12 +52,13 @@ class SavedEntry(NamedTuple):
         path: its key path in the tree as it was saved.
         saved: its key there, as DCP's planner flattens it.
         flat: its key in the tree of torch's state_dict API.
+        value: None if the checkpoint has lost it, and the running value is to be kept.
     """
 
     path: ObjectPath
     saved: str
     flat: str
-    value: Value
+    value: Value | None
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,6 @@ class SavedState:
         groups: the optimizer's param groups: the fqns under `params`, and the archives of all other values.
         counters: plain numbers outside of model, optimizer, scheduler and random states, by key.
         without: why the checkpoint has a model here and nothing else; None if everything could be chosen.
-        left_out: keys of values that are not here, with the reason.
         notes: what was done or assumed, for the user.
         stamps: size and time of each file with values.
     """
@@ -87,7 +88,6 @@ class SavedState:
     groups: Sequence[Mapping[str, Any]]
     counters: Mapping[str, int | float]
     without: CkptoolsError | None
-    left_out: Mapping[str, str]
     notes: Sequence[str]
     stamps: Mapping[Path, Stamp] = field(default_factory=dict)
 
@@ -142,10 +142,14 @@ def _of_part(
     renaming = renaming_of(options)
     contents = renamed(contents, renaming) if renaming else contents
     bare = unwrapped(contents, replace(options, layout=FLAT))
-    saved, flat = arrange(contents, whole.path, SAVED).leaves, arrange(bare, whole.path, FLAT).leaves
+    in_tree, in_api = arrange(contents, whole.path, SAVED), arrange(bare, whole.path, FLAT)
+    saved, flat = in_tree.leaves, in_api.leaves
     # Both list the same values in the same order.
     pairs = [(a, b, _value(a, contents, files)) for a, b in zip(saved, flat, strict=True)]
     entries = [SavedEntry(a.path, fqn_of(a.path), fqn_of(b.path), value) for a, b, value in pairs]
+    left_out = zip(contents.left_out, bare.left_out, strict=True)
+    lost = [(a, b) for a, b in left_out if a in contents.lost]
+    entries += [SavedEntry((), in_tree.name(a), in_api.name(b), None) for a, b in lost]
     extents = [entry.value.extents for entry in entries if isinstance(entry.value, Tensor)]
     namings = [optimizer.naming for optimizer in optimizers_of(whole).values()]
     return SavedState(
@@ -159,8 +163,7 @@ def _of_part(
         groups=list(_groups(flat, [value for _, _, value in pairs])),
         counters=_counters(contents, saved),
         without=without,
-        left_out={fqn_of(path): why for path, why in contents.left_out.items()},
-        notes=[*notes, *contents.notes],
+        notes=[*notes, *contents.notes, *_note_on_filled(contents), *note_on_carried(contents)],
         stamps={path: stamp_of(path) for path in read_paths(extents)},
     )
 
@@ -179,6 +182,13 @@ def _value(leaf: Leaf, contents: OutputContents, files: OpenFiles) -> Value:
         text = frame.data(crcs.__getitem__)
         data[frame.offset : frame.offset + len(text)] = text
     return bytes(data)
+
+
+def _note_on_filled(contents: OutputContents) -> Iterator[str]:
+    """Note the tensors with elements that are in no file, and have a value of the user's instead."""
+    filled = [fqn_of(path) for path in contents.missing if contents.filled and path not in contents.left_out]
+    if filled:
+        yield f"elements of {plural(len(filled), 'tensor')} that are in no file are {contents.filled}: {few(filled, 3)}"
 
 
 def _own(contents: OutputContents, pairs: Sequence[tuple[Leaf, Leaf, Value]]) -> dict[str, dict[int, Value]]:

@@ -157,7 +157,7 @@ class StorageReader(TorchStorageReader):
         return tuple(
             entry.saved
             for number, entry in enumerate(self.state.entries)
-            if number not in taken and not entry.flat.startswith(f"{OPTIMIZER}.{GROUPS}")
+            if number not in taken and entry.value is not None and not entry.flat.startswith(f"{OPTIMIZER}.{GROUPS}")
         )
 
     # -- the calls of `dcp.load`, in its order
@@ -176,7 +176,8 @@ class StorageReader(TorchStorageReader):
         """Describe every tensor as one chunk, because ckptools itself finds its bytes in the files."""
         self._described.asked.clear()
         self._described.keys_of.begin()
-        return Metadata(self._described, {entry.saved: entry.path for entry in self.state.entries}, storage_data={})
+        paths = {entry.saved: entry.path for entry in self.state.entries if entry.value is not None}
+        return Metadata(self._described, paths, storage_data={})
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **_more: Any) -> None:
         """Do nothing: the checkpoint is open."""
@@ -356,7 +357,8 @@ class _Described(dict[str, Any]):
     """
 
     def __init__(self, state: SavedState, keys: SavedKeys) -> None:
-        super().__init__({entry.saved: _description(entry.value) for entry in state.entries})
+        there = (entry for entry in state.entries if entry.value is not None)
+        super().__init__({entry.saved: _description(entry.value) for entry in there})
         self.keys_of = keys
         self.asked: dict[str, Answer | None] = {}
 

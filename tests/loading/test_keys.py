@@ -25,6 +25,8 @@ from torch.distributed.checkpoint.state_dict import (
 
 import ckptools
 from ckptools.errors import NotWholeError, RefusedError
+from ckptools.model.tensor import Tensor
+from tests.loading.test_optimizers import module_like
 from tests.truth import FIXTURES
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is (disabled|unavailable)")
@@ -400,12 +402,37 @@ def test_what_a_missing_rank_held_is_filled_or_left(tmp_path: Path, fill: str | 
     state = {"model": {name: torch.full_like(value, UNTOUCHED) for name, value in sound.items()}}
     with pytest.raises(NotWholeError, match="rank 2 missing"):
         load(tmp_path / "a" / "rank0.pt", state)
-    load(tmp_path / "a" / "rank0.pt", state, allow_missing=True, fill=fill, strict=fill is not None)
+    load(tmp_path / "a" / "rank0.pt", state, allow_missing=True, fill=fill)
     lost = {"nan": torch.isnan, "zero": lambda value: value == 0, None: lambda value: value == UNTOUCHED}[fill]
     floats = {name: value for name, value in state["model"].items() if value.is_floating_point()}
     assert any(lost(value).any() and not lost(value).all() for value in floats.values()) == (fill is not None)
     assert any(lost(value).all() for value in floats.values()) == (fill is None)
     assert all(((value == sound[name]) | lost(value)).all() for name, value in floats.items())
+
+
+@pytest.mark.parametrize("fill", ["zero", None])
+def test_a_model_keeps_what_a_missing_rank_held_and_says_which_values(tmp_path: Path, fill: str | None) -> None:
+    shutil.copytree(FIXTURES / "torch2.4.1-fsdp2-w3", tmp_path / "a")
+    sound = ckptools.open(tmp_path / "a" / "rank0.pt", all_ranks=True).model
+    model = module_like({name: value for name, value in sound.items() if isinstance(value, Tensor)})
+    (tmp_path / "a" / "rank2.pt").unlink()
+    loaded = ckptools.load(model, tmp_path / "a" / "rank0.pt", allow_missing=True, fill=fill)
+    kept = {name for name in sound if f"model.{name}" in loaded.kept}
+    assert all((value == 1).all() for name, value in model.state_dict().items() if name in kept)
+    others = {name: value for name, value in model.state_dict().items() if name not in kept}
+    if fill is None:
+        assert kept and all(torch.equal(value, sound[name].load()) for name, value in others.items())
+    else:
+        assert not kept and any(" are zero: " in note for note in loaded.notes)
+
+
+def test_a_name_that_is_not_lost_is_missed_all_the_same(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "torch2.4.1-fsdp2-w3", tmp_path / "a")
+    sound = ckptools.load_state_dict(tmp_path / "a" / "rank0.pt")
+    (tmp_path / "a" / "rank2.pt").unlink()
+    state = {"model": {**sound, "another": torch.ones(2)}}
+    with pytest.raises(RefusedError, match=r"lacks 1 key: model\.another"):
+        load(tmp_path / "a" / "rank0.pt", state, allow_missing=True)
 
 
 def test_a_value_that_each_rank_has_for_itself_is_not_loaded_by_another_number_of_ranks(tmp_path: Path) -> None:
