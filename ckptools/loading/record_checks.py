@@ -1,20 +1,27 @@
 """Compare the records that ranks read with the checksums that the files state, without reading anything twice.
 
-A rank reads only its own parts of a record. The CRC-32s of parts make that of the whole, so ranks exchange these.
+A rank reads only its own parts of a record. The CRC-32s of parts make that of the whole, so ranks exchange these. What
+no rank keeps of a record, such as the padding of a flat partition, is read once, if it is little.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from threading import Lock
 from typing import NamedTuple
 
+from ckptools.files.opening import OpenFiles
 from ckptools.model.shards import Source
-from ckptools.tensor_io.checksums import Record, crc32, crc32_combine
+from ckptools.tensor_io.checksums import Record, crc32, crc32_combine, read_pieces
 
 MOST_PIECES = 1024
 """A record of which a rank reads more pieces than this, such as columns of a matrix, is not compared."""
+
+
+MOST_MISSING = 64 << 10
+"""At most so many bytes of a record that no rank has read are read to compare it; of a large one a sixteenth."""
 
 
 class RecordPart(NamedTuple):
@@ -66,21 +73,40 @@ class Checksums(NamedTuple):
     damaged: Mapping[Record, int] = {}
 
 
-def compared(right: int, of_ranks: Iterable[RecordParts]) -> Checksums:
-    """Compare the records of which ranks have read every byte.
+def compared(right: int, of_ranks: Iterable[RecordParts], files: OpenFiles) -> Checksums:
+    """Compare the records of which ranks have read every byte, or nearly so.
 
     Args:
         right: number of records that single ranks have read in whole, and that match.
         of_ranks: the pieces of other records, for each rank.
+        files: keeps sources open.
+
+    Raises:
+        ReadError: a file cannot be read.
     """
     pieces: dict[Record, set[RecordPart]] = defaultdict(set)
     for of_rank in of_ranks:
         for record, some in of_rank.items():
             pieces[record].update(some)
-    joined = {record: _joined(some) for record, some in pieces.items()}
+    joined = {record: _joined([*some, *_missing(record, some, files)]) for record, some in pieces.items()}
     found = {record: one[0].crc for record, one in joined.items() if [p[:2] for p in one] == [(0, record.nbytes)]}
     damaged = {record: crc for record, crc in found.items() if crc != record.crc}
     return Checksums(right + len(found) - len(damaged), right + len(pieces), damaged)
+
+
+def _missing(record: Record, pieces: Iterable[RecordPart], files: OpenFiles) -> Iterator[RecordPart]:
+    """Read the parts of a record that no rank has read, if they are few bytes."""
+    read = _joined(pieces)
+    ends = [(0, 0), *((piece.start, piece.end) for piece in read), (record.nbytes, record.nbytes)]
+    gaps = [(end, start) for (_, end), (start, _) in pairwise(ends) if start > end]
+    if sum(end - start for start, end in gaps) > max(MOST_MISSING, record.nbytes // 16):
+        return
+    for start, end in gaps:
+        crc = 0
+        with files.open(record.path) as file:
+            for piece in read_pieces(file, record.offset + start, end - start):
+                crc = crc32(piece, crc)
+        yield RecordPart(start, end, crc)
 
 
 def _joined(pieces: Iterable[RecordPart]) -> list[RecordPart]:

@@ -235,7 +235,9 @@ class StorageReader(TorchStorageReader):
             raise _filled_in_part(failure)
         done_by = [one for one in of_ranks if one is not None]
         if self.rank == 0 and len(done_by) == len(of_ranks):
-            self.checksums = compared(sum(right for right, _ in done_by), [pieces for _, pieces in done_by])
+            with OpenFiles() as files:
+                right = sum(right for right, _ in done_by)
+                self.checksums = compared(right, [pieces for _, pieces in done_by], files)
             if self.checksums.damaged:
                 raise _filled_in_part(self._damage(self.checksums.damaged))
         done: Future[None] = Future()

@@ -66,4 +66,5 @@ def test_every_value_is_that_of_the_checkpoint(known: Known):
     assert reader.step == known.step
     assert pickle.loads(pickle.dumps(reader.state)) == reader.state  # as rank 0 tells it to the others
     assert reader.checksums is not None and not reader.checksums.damaged
+    assert reader.checksums.right == reader.checksums.of
     assert reader.bytes_read <= 1.1 * reader.bytes_kept or known in ASKED

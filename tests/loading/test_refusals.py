@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from ckptools.errors import DamagedError, RefusedError
 from tests.loading import refused
 from tests.loading.refused import WAYS, WORLD, Ended
 from tests.training.forked import exit_codes_of_ranks, run_ranks
+from tests.truth import FIXTURES
 
 SOON = 30
 """Seconds within which a load ends, however busy the machine is; gloo would wait for 60."""
@@ -322,6 +325,18 @@ def test_a_flipped_bit_is_loaded_if_checksums_are_not_wanted(tmp_path: Path) -> 
     running = layers(64, 64)
     ckptools.load(running, path, unchecked=True)
     assert (running[0].weight != model[0].weight).sum() == 1
+
+
+def test_a_flipped_bit_is_noticed_also_in_a_record_of_which_nobody_keeps_the_padding(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "fairscale-fsdp-nested", tmp_path / "a")
+    path = tmp_path / "a" / "ckpt" / "checkpoint_5-shard3.pt"
+    source = ckptools.open(path, all_ranks=True).model["lm_head.weight"].on_rank(3)[0].source
+    assert source is not None and source.record_span[1] > 4 * math.prod(source.shape)
+    data = bytearray(path.read_bytes())
+    data[source.offset] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedError, match=r"checkpoint_5-shard3\.pt: "):
+        ckptools.load_state_dict(path)
 
 
 def test_a_failed_load_may_leave_half_of_the_values(tmp_path: Path) -> None:
