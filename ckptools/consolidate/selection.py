@@ -646,11 +646,15 @@ DOUBTFUL = (
 """Warnings that the files, or the tensors joined from them, may differ from the state that was saved."""
 
 
+DOUBT = "warning of the source: "
+"""The beginning of a note that casts doubt on the values."""
+
+
 def _notes_on_warnings(warnings: Sequence[Problem]) -> Iterator[str]:
     """Yield the warnings of the source that cast doubt on the output too."""
     yield from (p.message for p in warnings if p.kind.lacks == "part")
     for cause in causes_of(p for p in warnings if p.kind in DOUBTFUL):
-        yield f"warning of the source: {cause.code} {cause.words}"
+        yield f"{DOUBT}{cause.code} {cause.words}"
 
 
 def check_files(checkpoint: Checkpoint, part: str, files: OpenFiles, unchecked: bool) -> list[str]:

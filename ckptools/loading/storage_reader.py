@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +32,7 @@ from torch.futures import Future
 
 from ckptools.cluster.lost_rank import lost_ranks_told
 from ckptools.cluster.rank_0 import made_by_rank_0, told_by
+from ckptools.consolidate.selection import DOUBT
 from ckptools.errors import CkptoolsError, DamagedError, ReadError, RefusedError
 from ckptools.files.opening import File, OpenFiles, reading
 from ckptools.loading.boxes import read_into
@@ -70,7 +72,7 @@ class StorageReader(TorchStorageReader):
         path: the checkpoint.
         step: its training step; None if unknown.
         counters: plain numbers beside model and optimizer, such as an epoch, by key.
-        notes: what was done or assumed.
+        notes: what was done or assumed. A note that casts doubt on the values is a Python warning too, on rank 0.
         bytes_read: bytes that this rank has read for the last `dcp.load`.
         bytes_kept: bytes of the tensors that it has filled, and `tensors` their number.
         checksums: how many records were compared with their checksums, on rank 0; None before `dcp.load`.
@@ -131,6 +133,9 @@ class StorageReader(TorchStorageReader):
                 self.state = make() if self.alone else made_by_rank_0(make, self.group)
             except CkptoolsError as error:
                 raise error if self.rank == 0 else told_by(0, error, path) from None
+        for note in self.state.notes if self.rank == 0 else ():
+            if note.startswith(DOUBT):
+                warnings.warn(f"{self.state.path}: {note}", stacklevel=4)
         self.path, self.step = self.state.path, self.state.step
         self.counters, self.notes = self.state.counters, self.state.notes
         self._described = _Described(self.state, SavedKeys(self.state, self.rank, self._world_size, self._strict))

@@ -327,6 +327,16 @@ def test_a_flipped_bit_is_loaded_if_checksums_are_not_wanted(tmp_path: Path) -> 
     assert (running[0].weight != model[0].weight).sum() == 1
 
 
+def test_a_file_that_may_be_a_copy_of_another_is_warned_of(tmp_path: Path) -> None:
+    shutil.copytree(FIXTURES / "megatron-tp2pp2-fp32" / "legacy", tmp_path / "a")
+    first, second = (
+        next((tmp_path / "a").rglob(f"mp_rank_{rank}/model_optim_rng.pt")) for rank in ("00_001", "01_001")
+    )
+    shutil.copy(first, second)
+    with pytest.warns(UserWarning, match=r"warning of the source: CK009 rank 3: .* one may be a copy of the other"):
+        ckptools.load_state_dict(tmp_path / "a")
+
+
 def test_a_flipped_bit_is_noticed_also_in_a_record_of_which_nobody_keeps_the_padding(tmp_path: Path) -> None:
     shutil.copytree(FIXTURES / "fairscale-fsdp-nested", tmp_path / "a")
     path = tmp_path / "a" / "ckpt" / "checkpoint_5-shard3.pt"
