@@ -120,7 +120,7 @@ class SavedKeys:
             self._numbers_are_asked = True
             head = min((f".{key}".partition(f".{mark}")[0] for mark in (STATE, GROUPS)), key=len).removeprefix(".")
         group, _, name = rest.removeprefix(GROUPS).rpartition(".")
-        listed = rest.startswith(GROUPS) and name == "params" and group.isdecimal()
+        listed = rest.startswith(GROUPS) and name == PARAMS and group.isdecimal()
         params = self._params(self._state.groups[int(group)]) if listed else ()
         return Answer(entry.value, number, section, head, with_around, params)
 
@@ -203,7 +203,7 @@ class SavedKeys:
 
     def _params(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         """The fqns of a param group; empty without names, as then only numbers can be asked for."""
-        fqns = group.get("params", ())
+        fqns = group.get(PARAMS, ())
         return tuple(fqns) if all(isinstance(fqn, str) for fqn in fqns) else ()
 
     def bytes_of(self, answer: Answer) -> bytes:
